@@ -28,7 +28,7 @@ from prompt_r1.engine.model_check import check_model
 from prompt_r1.engine.paged_attention import PagedBatch, _flash, _sequence_by_sequence
 from prompt_r1.model import attention
 from prompt_r1.model.compiling import can_compile, compile_norms_and_mlps
-from prompt_r1.model.distributed import Ranks, start_ranks, stop_ranks
+from prompt_r1.model.distributed import Ranks, pick_device, start_ranks, stop_ranks
 from prompt_r1.model.machine import free_memory
 from prompt_r1.model.packing import pack
 from prompt_r1.model.policy import Policy
@@ -351,7 +351,7 @@ def paper(policy: Policy, machine: Machine) -> str:
 
 def main() -> None:
     """Run all checks, and print a line for each."""
-    machine = Machine(start_ranks("auto", "ddp"))
+    machine = Machine(start_ranks(pick_device("auto"), "ddp"))
     first = machine.ranks.is_first
     policy = random_policy(machine)
     parameters = sum(weight.numel() for weight in policy.parameters())

@@ -195,28 +195,24 @@ def pick_device(name: str) -> torch.device:
     return torch.device("cuda", local_rank)
 
 
-def start_ranks(device_name: str, parallel: str = "auto", *, timeout: float = 3600.0) -> Ranks:
+def start_ranks(device: torch.device, layout: str, *, timeout: float = 3600.0) -> Ranks:
     """Join the process group of torchrun. Without torchrun, this process is the only rank.
 
-    `parallel` is one of these:
+    `layout` says where the weights that learn are:
 
-        ddp    weights are replicated on all ranks
+        ddp    replicated on all ranks
         fsdp   sharded over all ranks
         hsdp   sharded over the ranks of a node, and replicated over the nodes: a forward then gathers weights
-               within a node, and only gradients are summed over the network
-        auto   hsdp on GPUs, ddp on CPUs. On a single node, hsdp is fsdp
+               within a node, and only gradients are summed over the network. On a single node it is fsdp
 
     A collective raises an error after `timeout` seconds. Raises UsageError if the processes do not find each
     other.
     """
-    device = pick_device(device_name)
     count = launcher_number("WORLD_SIZE", default=1)
     on_gpu = device.type == "cuda"
     if on_gpu:
         torch.cuda.set_device(device)
-    if parallel == "auto":
-        parallel = "hsdp" if on_gpu else "ddp"
-    sharded = parallel != "ddp"
+    sharded = layout != "ddp"
     # Offloaded weights are in CPU memory. Their norm is a collective on the CPU, which nccl does not have.
     backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
     if count > 1:
@@ -230,10 +226,10 @@ def start_ranks(device_name: str, parallel: str = "auto", *, timeout: float = 36
     elif sharded:  # FSDP needs a process group even for one rank.
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     ranks = Ranks(dist.get_rank() if count > 1 else 0, count, device)
-    return replace(ranks, mesh=_make_mesh(ranks, parallel)) if sharded else ranks
+    return replace(ranks, mesh=_make_mesh(ranks, layout)) if sharded else ranks
 
 
-def _make_mesh(ranks: Ranks, parallel: str) -> DeviceMesh:
+def _make_mesh(ranks: Ranks, layout: str) -> DeviceMesh:
     """The mesh over which weights are sharded, with fsdp or hsdp.
 
     hsdp needs several nodes with the same number of ranks, at least two. Otherwise it is fsdp.
@@ -243,7 +239,7 @@ def _make_mesh(ranks: Ranks, parallel: str) -> DeviceMesh:
     local_counts = ranks.gather(launcher_number("LOCAL_WORLD_SIZE", default=count))
     ranks_of_node = local_counts[0]
     is_regular = set(local_counts) == {ranks_of_node} and count % ranks_of_node == 0
-    if parallel == "hsdp" and is_regular and 1 < ranks_of_node < count:
+    if layout == "hsdp" and is_regular and 1 < ranks_of_node < count:
         nodes = count // ranks_of_node
         return init_device_mesh(kind, (nodes, ranks_of_node), mesh_dim_names=("replicate", "shard"))
     return init_device_mesh(kind, (count,), mesh_dim_names=("shard",))

@@ -21,17 +21,16 @@ from prompt_r1.model.policy import Policy
 from prompt_r1.settings.train import TrainConfig
 
 
-def layout_of(config: TrainConfig, *, world_size: int) -> str:
-    """The layout of the weights over the ranks, as `start_ranks` takes it.
+def layout_of(config: TrainConfig, device: torch.device, *, world_size: int) -> str:
+    """The layout of the weights over the ranks, by --parallel: ddp, fsdp or hsdp.
 
-    This is --parallel. But if the policy shares the agent's weights, which are whole on every rank, `auto`
-    becomes ddp. It shares them with adapters, and in float32 on a single rank. In float32 on several ranks,
-    `start_ranks` decides: it shards the policy on GPUs (so the policy is a copy), and not on CPUs.
+    `auto` is hsdp on GPUs and ddp on CPUs. But it is ddp on GPUs, too, if the policy can share the agent's
+    weights, which are whole on every rank: with adapters, and in float32 on a single rank.
     """
+    if config.parallel != "auto":
+        return config.parallel
     shares_weights = config.adapter_rank > 0 or (config.dtype == "float32" and world_size == 1)
-    if config.parallel == "auto" and shares_weights:
-        return "ddp"
-    return config.parallel
+    return "ddp" if device.type == "cpu" or shares_weights else "hsdp"
 
 
 def load_learner(

@@ -11,7 +11,7 @@ from torch.optim import AdamW, Optimizer
 from prompt_r1.environments.check import check_servers
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.specs import open_account, open_environment, trusted_names
-from prompt_r1.model.distributed import Ranks, errors_as_rank_lost, start_ranks, stop_ranks
+from prompt_r1.model.distributed import Ranks, errors_as_rank_lost, pick_device, start_ranks, stop_ranks
 from prompt_r1.model.lora import ADAPTER_ALPHA
 from prompt_r1.model.policy import Policy
 from prompt_r1.pair.agent import check_question_lengths, load_agent
@@ -41,8 +41,9 @@ def start_run(config: TrainConfig) -> Iterator[Run]:
     """
     fork_ranks(config.ranks, device=config.device, questions=config.questions)
     with Interrupt() as interrupt:
-        layout = layout_of(config, world_size=launcher_number("WORLD_SIZE", default=1))
-        ranks = start_ranks(config.device, layout)
+        device = pick_device(config.device)
+        layout = layout_of(config, device, world_size=launcher_number("WORLD_SIZE", default=1))
+        ranks = start_ranks(device, layout)
         # A collective may fail because another rank has died. Then this is reported as RankLost.
         with errors_as_rank_lost(ranks):
             if config.loss_function:

@@ -171,7 +171,7 @@ def train_on_rank(rank: int, count: int, ports: dict[str, int], folder: Path) ->
     for name, port in ports.items():
         case = CASES[name]
         os.environ["MASTER_PORT"] = str(port)
-        ranks = start_ranks("cpu", case.parallel, timeout=TIMEOUT)
+        ranks = start_ranks(CPU, case.parallel, timeout=TIMEOUT)
         outcome = four_steps(case, ranks)
         if rank == 0:
             torch.save(outcome, folder / f"{name}.pt")
@@ -289,7 +289,7 @@ def leave_at_once(rank: int, sharded: bool, port: int, folder: Path) -> None:
     """Rank 1 leaves; rank 0 writes down how its next collective fails."""
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    ranks = start_ranks("cpu", "fsdp" if sharded else "ddp", timeout=TIMEOUT)
+    ranks = start_ranks(CPU, "fsdp" if sharded else "ddp", timeout=TIMEOUT)
     policy = tiny.policy()
     if sharded:
         policy.shard(ranks.mesh, ranks.device, offload=False)
@@ -409,13 +409,13 @@ def test_a_launch_that_cannot_work_is_one_sentence():
             patch.dict(os.environ, variables),
             pytest.raises(UsageError, match=r"2 ranks \(WORLD_SIZE\) did not find each other"),
         ):
-            start_ranks("cpu", timeout=0.2)
+            start_ranks(CPU, "ddp", timeout=0.2)
     assert time.monotonic() - begin < 30
 
 
 def test_empty_variables_of_a_launcher_are_those_of_a_single_process():
     with patch.dict(os.environ, {"RANK": "", "WORLD_SIZE": "", "LOCAL_RANK": ""}):
-        assert start_ranks("cpu") == ONE_RANK
+        assert start_ranks(CPU, "ddp") == ONE_RANK
 
 
 def test_a_process_takes_the_gpu_of_its_local_rank_or_the_only_one_that_it_sees(monkeypatch):

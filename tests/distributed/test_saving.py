@@ -17,6 +17,7 @@ from prompt_r1.training import checkpoint
 from prompt_r1.training.checkpoint import State, begin_states, load_tensors, save_checkpoint
 from tests.support import tiny
 from tests.support.exports import file_size_limit
+from tests.support.games import CPU
 from tests.support.json_server import free_ports
 
 LIMIT = 100_000  # bytes that a file may have on the rank that fails
@@ -28,7 +29,7 @@ def start(rank: int, port: int) -> tuple[Ranks, Policy, Optimizer]:
     """Start one of two ranks, and make a policy that learns."""
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    ranks = start_ranks("cpu", "ddp", timeout=TIMEOUT)
+    ranks = start_ranks(CPU, "ddp", timeout=TIMEOUT)
     policy = tiny.policy()
     optimizer = torch.optim.AdamW(policy.parameters())
     begin_states(optimizer)

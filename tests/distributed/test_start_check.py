@@ -16,6 +16,7 @@ from prompt_r1.errors import FatalEnvError
 from prompt_r1.model.distributed import start_ranks, stop_ranks
 from prompt_r1.training.signals import Interrupt
 from prompt_r1.training.start import check_on_first_rank
+from tests.support.games import CPU
 from tests.support.json_server import free_ports
 from tests.support.providers import HELLO, OK, Provider, endpoint, error_of
 
@@ -30,7 +31,7 @@ def check_and_ask(rank: int, script: list[httpx.Response], port: int, folder: Pa
     """Check an endpoint that answers each rank with the script. Then make a call."""
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    ranks = start_ranks("cpu", timeout=TIMEOUT)
+    ranks = start_ranks(CPU, "ddp", timeout=TIMEOUT)
     provider = Provider(*script)
     source = endpoint(provider, fields={"max_tokens": 9, "temperature": 0})
     environment = Environment([source], budget=Budget(max_usd=1.0), prices=[Price(1.0, 1.0)])

@@ -22,6 +22,7 @@ from prompt_r1.training.checkpoint import (
     tensors_of,
 )
 from tests.support import tiny
+from tests.support.games import CPU
 from tests.support.json_server import free_ports
 
 pytestmark = pytest.mark.faults
@@ -40,7 +41,7 @@ def train_or_resume(rank: int, count: int, parallel: str, port: int, folder: Pat
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1"}
     os.environ |= {"MASTER_PORT": str(port), "LOCAL_WORLD_SIZE": str(min(2, count))}
-    ranks = start_ranks("cpu", parallel)
+    ranks = start_ranks(CPU, parallel)
     begins = not (folder / "tensors.pt").exists()
     policy = Policy(tiny.model(seed=0 if begins or adapted else 1), compute_dtype=torch.float32)
     if adapted:

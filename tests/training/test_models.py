@@ -60,14 +60,15 @@ def test_the_ranks_of_a_run_share_its_budget(tmp_path):
     assert run.environment.budget.spent.calls == 3
 
 
-def test_weights_are_not_sharded_on_one_rank_in_float32_or_beside_adapters():
+def test_weights_are_sharded_on_gpus_but_not_in_float32_on_one_rank_or_beside_adapters():
     """In float32 on one rank, agent and learner are one model, which would be loaded twice."""
-    config = TrainConfig(agent="tiny", data=("own",))
-    assert layout_of(config, world_size=1) == "auto"
-    assert layout_of(replace(config, adapter_rank=4), world_size=1) == "ddp"
-    assert layout_of(replace(config, dtype="float32"), world_size=1) == "ddp"
-    assert layout_of(replace(config, dtype="float32", parallel="fsdp"), world_size=1) == "fsdp"
-    assert layout_of(replace(config, dtype="float32"), world_size=8) == "auto"
+    config, gpu = TrainConfig(agent="tiny", data=("own",)), torch.device("cuda")
+    assert layout_of(config, gpu, world_size=1) == "hsdp"
+    assert layout_of(config, CPU, world_size=8) == "ddp"
+    assert layout_of(replace(config, adapter_rank=4), gpu, world_size=8) == "ddp"
+    assert layout_of(replace(config, dtype="float32"), gpu, world_size=1) == "ddp"
+    assert layout_of(replace(config, dtype="float32"), gpu, world_size=8) == "hsdp"
+    assert layout_of(replace(config, dtype="float32", parallel="fsdp"), CPU, world_size=1) == "fsdp"
 
 
 def test_one_copy_of_the_weights_plays_and_learns_and_is_the_reference_without_its_adapters(tmp_path):
