@@ -29,7 +29,7 @@ from prompt_r1.engine.paged_attention import PagedBatch, _flash, _sequence_by_se
 from prompt_r1.model import attention
 from prompt_r1.model.compiling import can_compile, compile_norms_and_mlps
 from prompt_r1.model.distributed import Ranks, pick_device, start_ranks, stop_ranks
-from prompt_r1.model.machine import free_memory
+from prompt_r1.model.machine import memory_left
 from prompt_r1.model.packing import pack
 from prompt_r1.model.policy import Policy
 from prompt_r1.programs.launcher import launcher_number
@@ -80,7 +80,7 @@ def header(machine: Machine) -> str:
     device = machine.ranks.device
     local = launcher_number("LOCAL_WORLD_SIZE", default=1)
     host = (
-        f"{len(os.sched_getaffinity(0)) / local:.0f} cores and {free_memory(CPU) / 1e9:.0f} GB for each rank"
+        f"{len(os.sched_getaffinity(0)) / local:.0f} cores and {memory_left(CPU) / 1e9:.0f} GB for each rank"
     )
     if not machine.on_gpu:
         return f"CPU, torch {torch.__version__}, {host}"
@@ -88,7 +88,7 @@ def header(machine: Machine) -> str:
     flash = can_use_flash(device, torch.bfloat16, head_dim=128, block_size=BLOCK_SIZE["cuda"])
     return (
         f"{torch.cuda.get_device_name(device)} (SM {major}.{minor}), torch {torch.__version__}, CUDA "
-        f"{torch.version.cuda}, {free_memory(device) / 1e9:.0f} GB free, {machine.ranks.count} ranks, "
+        f"{torch.version.cuda}, {memory_left(device) / 1e9:.0f} GB free, {machine.ranks.count} ranks, "
         f"{host}; "
         f"FlashAttention {'yes' if flash else 'no'}, torch.compile {'yes' if can_compile(device) else 'no'}"
     )

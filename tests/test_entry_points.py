@@ -193,12 +193,12 @@ def test_evaluate_frees_an_agent_before_it_loads_the_next_and_samples_each_repea
         opened.extend(map(weakref.ref, loaded.policy.model.modules()))
         return loaded
 
-    def free_memory(device):  # asked before the weights are read
+    def memory_left(device):  # asked before the weights are read
         assert not [ref for ref in opened if ref() is not None], "two agents fill the memory of a GPU"
         return 10**12
 
     monkeypatch.setattr("prompt_r1.evaluation.making.load_agent", noted)
-    monkeypatch.setattr("prompt_r1.model.loading.free_memory", free_memory)
+    monkeypatch.setattr("prompt_r1.model.loading.memory_left", memory_left)
     line = ["--method", "prompt-r1", "untrained", "--env", "mini", "--limit", "1", "--max-turns", "1"]
     line += ["--max-new", "8", "--temperature", "1", "--repeats", "2", "--out", "scores"]
     done = call_here(tmp_path, "evaluate.py", "--agent", agent, asking_agent, *line)

@@ -16,7 +16,7 @@ import torch
 from transformers import PretrainedConfig
 
 from prompt_r1.errors import UsageError
-from prompt_r1.model.machine import free_memory
+from prompt_r1.model.machine import memory_left
 from prompt_r1.model.policy import Policy
 
 # Tokens of a block. On a CPU a block holds a whole game, because attention can read one block as a view. A
@@ -177,7 +177,7 @@ def allocate_pool(
         blocks = max(kv_tokens // block_size, blocks_of_game)
     else:
         bytes_of_block = 2 * block_size * shape_of_a_token(config).numel() * policy.compute_dtype.itemsize
-        affordable = cache_bytes(kind, free_memory(policy.device), memory_share) // bytes_of_block
+        affordable = cache_bytes(kind, memory_left(policy.device), memory_share) // bytes_of_block
         blocks = min(affordable, max_sequences * blocks_of_game)
     if blocks < blocks_of_game:
         raise UsageError(

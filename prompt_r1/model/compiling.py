@@ -1,7 +1,8 @@
 """torch.compile for the norms and MLPs of a model, on GPUs in 16 bits.
 
 A norm of a Hugging Face model is eight kernels, each of which takes a GPU less time than its launch.
-torch.compile fuses them into one.
+torch.compile fuses them into one. This serves the update; the engine compiles its whole forward
+(`engine.compiled_forward`).
 """
 
 import warnings

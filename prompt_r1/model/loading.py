@@ -24,7 +24,7 @@ from transformers.utils import logging as transformers_logging
 from prompt_r1.errors import UsageError, first_line, is_out_of_memory
 from prompt_r1.model import attention
 from prompt_r1.model.compiling import can_compile, compile_norms_and_mlps
-from prompt_r1.model.machine import forget_peak, free_memory
+from prompt_r1.model.machine import forget_peak, memory_left
 from prompt_r1.model.policy import Policy
 
 # The kinds of RoPE whose frequencies depend on the length of the row.
@@ -134,7 +134,7 @@ def _check_memory(
     needed = stored * weights.itemsize // stored_dtype.itemsize
     gc.collect()  # Earlier engines and models are in reference cycles, so only the collector frees them.
     forget_peak(device)
-    free = free_memory(device)
+    free = memory_left(device)
     if needed > free:
         raise UsageError(
             f"the model at {str(path)!r} needs {needed / 1e9:.2f} GB of memory, and {free / 1e9:.2f} GB are "

@@ -33,15 +33,15 @@ def limit_threads(*, ranks: int = 1) -> None:
     torch.set_num_threads(max(1, min(torch.get_num_threads(), usable_cores() // ranks)))
 
 
-def free_memory(device: torch.device) -> int:
+def memory_left(device: torch.device) -> int:
     """The bytes that this process can still allocate on a device.
 
-    The ranks of one machine load their models at the same time, so each has its share of the memory that the
-    host and the limit of a container leave.
+    On a GPU, room is kept for the next update: as much as this process needed at its peak since
+    `forget_peak`. On a CPU, the ranks of one machine load their models at the same time, so each has its
+    share of the memory that the host and the limit of a container leave.
     """
     if device.type == "cuda":
-        # What is left if the next update needs as much as the largest one since `forget_peak`. torch keeps
-        # `reserved` bytes for this process, so it can use `free + reserved` in all.
+        # torch keeps `reserved` bytes for this process, so it can use `free + reserved` in all.
         free, _ = torch.cuda.mem_get_info(device)
         reserved = torch.cuda.memory_reserved(device)
         peak = torch.cuda.max_memory_allocated(device)
@@ -56,9 +56,9 @@ def free_memory(device: torch.device) -> int:
 
 
 def forget_peak(device: torch.device) -> None:
-    """Forget the largest update until now: `free_memory` keeps no room for it any more.
+    """Forget the peak of this process on a GPU: `memory_left` keeps no room for it any more.
 
-    Call it before a model is loaded. The first update that follows is the new largest one.
+    Call it before a model is loaded. The first update that follows makes the new peak.
     """
     if device.type == "cuda":
         torch.cuda.init()  # Without it, torch refuses to reset the peak.

@@ -109,7 +109,7 @@ def test_a_sequence_that_is_cut_writes_to_no_block_of_another(length, kept):
 def test_the_cache_takes_its_share_of_the_free_memory_and_no_more_than_the_games_fill(monkeypatch):
     policy = tiny.policy()
     block = 64 * 2 * policy.model.config.num_hidden_layers * 2 * policy.model.config.head_dim * 4
-    monkeypatch.setattr(kv_cache, "free_memory", lambda device: 10 * block)
+    monkeypatch.setattr(kv_cache, "memory_left", lambda device: 10 * block)
     assert allocate_pool(policy, kv_tokens=0, max_tokens=64, max_sequences=100).count == 3
     assert allocate_pool(policy, kv_tokens=0, max_tokens=64, max_sequences=2).count == 2
     assert allocate_pool(policy, kv_tokens=70, max_tokens=64, max_sequences=100, block_size=10).count == 7

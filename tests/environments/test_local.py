@@ -196,7 +196,7 @@ def test_the_cache_of_a_model_is_allocated_when_it_is_loaded_and_leaves_room_for
 ):
     """A bug: it was allocated at the first call, in the room that the training's next update needed."""
     monkeypatch.setitem(kv_cache.MEMORY_SHARE, "cpu", 0.9)  # as on a GPU
-    monkeypatch.setattr(kv_cache, "free_memory", lambda device: 200_000_000)
+    monkeypatch.setattr(kv_cache, "memory_left", lambda device: 200_000_000)
     monkeypatch.setattr(kv_cache, "BlockPool", pools := Mock(wraps=kv_cache.BlockPool))
     load_local(f"hf:{folder}", fields={}, system="", seed=0, slots=1000, device=CPU)
     [pool] = pools.call_args_list

@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from prompt_r1.errors import UsageError, is_out_of_memory
 from prompt_r1.model import loading, machine
 from prompt_r1.model.loading import load_policy, load_tokenizer
-from prompt_r1.model.machine import free_memory
+from prompt_r1.model.machine import memory_left
 from prompt_r1.pair.agent import load_agent, load_codec
 from prompt_r1.settings.agent import AgentConfig
 from prompt_r1.settings.train import PRESETS, TrainConfig
@@ -82,7 +82,7 @@ def foreign_code(folder: Path) -> None:
 def larger_in_float32_than_memory(folder: Path) -> None:
     config(dtype="bfloat16")(folder)
     with (folder / "model-2.safetensors").open("wb") as file:
-        file.truncate(free_memory(CPU) * 3 // 4)  # takes no room on the disk
+        file.truncate(memory_left(CPU) * 3 // 4)  # takes no room on the disk
 
 
 QUANTISED = {"quant_method": "fp8", "weight_block_size": [128, 128]}
@@ -187,9 +187,9 @@ def test_the_memory_that_a_model_needs_is_that_of_all_its_files(tmp_path, monkey
     tiny.model().save_pretrained(tmp_path, max_shard_size="30KB")
     sizes = [file.stat().st_size for file in tmp_path.glob("*.safetensors")]
     assert len(sizes) > 1
-    monkeypatch.setattr(loading, "free_memory", lambda device: sum(sizes))
+    monkeypatch.setattr(loading, "memory_left", lambda device: sum(sizes))
     load_policy(tmp_path, device=CPU)
-    monkeypatch.setattr(loading, "free_memory", lambda device: sum(sizes) - 1)
+    monkeypatch.setattr(loading, "memory_left", lambda device: sum(sizes) - 1)
     with pytest.raises(UsageError, match="GB of memory"):
         load_policy(tmp_path, device=CPU)
 
@@ -198,13 +198,13 @@ def test_weights_in_a_form_that_is_not_loaded_need_no_memory(tmp_path, monkeypat
     """A bug: Mistral's consolidated.safetensors counted too, so a GPU with room for the model was refused."""
     size = (tiny.save_agent(tmp_path) / WEIGHTS).stat().st_size
     shutil.copy(tmp_path / WEIGHTS, tmp_path / "consolidated.safetensors")
-    monkeypatch.setattr(loading, "free_memory", lambda device: size)
+    monkeypatch.setattr(loading, "memory_left", lambda device: size)
     load_policy(tmp_path, device=CPU)
 
 
 def test_a_model_that_does_not_fit_is_refused_with_the_size_that_does(tmp_path, monkeypatch):
     file = tiny.save_agent(tmp_path) / WEIGHTS
-    monkeypatch.setattr(loading, "free_memory", lambda device: file.stat().st_size // 4)
+    monkeypatch.setattr(loading, "memory_left", lambda device: file.stat().st_size // 4)
     with pytest.raises(UsageError, match=r"needs \d\.\d\d GB.* at most 25%"):
         load_policy(tmp_path, device=CPU)
 
@@ -217,11 +217,11 @@ def test_a_model_that_nobody_holds_any_longer_is_freed_before_the_next_one_is_lo
         def __init__(self) -> None:
             self.cycle = self
 
-    def free_memory(device: torch.device) -> int:
+    def memory_left(device: torch.device) -> int:
         assert earlier() is None
         return 10**12
 
-    monkeypatch.setattr(loading, "free_memory", free_memory)
+    monkeypatch.setattr(loading, "memory_left", memory_left)
     gc.disable()  # as if no automatic collection came in between
     try:
         earlier = weakref.ref(Earlier())
@@ -274,10 +274,10 @@ def test_a_model_has_the_room_of_an_earlier_one_that_is_gone(tmp_path, gpu):
         load_policy(tmp_path, device=device)
     gpu.free(gpu.allocated)
     load_policy(tmp_path, device=device)
-    assert free_memory(device) == gpu.total
+    assert memory_left(device) == gpu.total
     gpu.allocate(10**9)  # an update
     gpu.free(10**9)
-    assert free_memory(device) == gpu.total - 10**9, "the next update needs the room again"
+    assert memory_left(device) == gpu.total - 10**9, "the next update needs the room again"
 
 
 def test_memory_that_runs_out_while_a_model_is_loaded_is_not_a_broken_folder(tmp_path, monkeypatch):
@@ -320,7 +320,7 @@ def test_the_ranks_of_a_machine_share_its_memory(monkeypatch):
     monkeypatch.setattr("pathlib.Path.read_text", lambda path: "MemTotal: 9\nMemAvailable:   8000 kB\n")
     monkeypatch.setattr(machine, "CONTAINER", Path("no container"))
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
-    assert free_memory(CPU) == 1000 * 1024
+    assert memory_left(CPU) == 1000 * 1024
 
 
 def test_the_memory_of_a_container_ends_at_its_limit(tmp_path, monkeypatch):
@@ -331,11 +331,11 @@ def test_the_memory_of_a_container_ends_at_its_limit(tmp_path, monkeypatch):
         "anon 4000000\nfile 2500000\ninactive_file 700000\nactive_file 300000\n"
     )
     (tmp_path / "memory.max").write_text("max\n")
-    assert free_memory(CPU) > 8_000_000
+    assert memory_left(CPU) > 8_000_000
     (tmp_path / "memory.max").write_text("8000000\n")
-    assert free_memory(CPU) == 3_000_000
+    assert memory_left(CPU) == 3_000_000
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    assert free_memory(CPU) == 1_500_000
+    assert memory_left(CPU) == 1_500_000
 
 
 def test_the_memory_that_a_model_of_the_hub_needs_is_known_from_its_cached_files(tmp_path, monkeypatch):
@@ -344,7 +344,7 @@ def test_the_memory_that_a_model_of_the_hub_needs_is_known_from_its_cached_files
     monkeypatch.setattr(loading, "cached_file", lambda name, file: str(folder / file))
     config = AutoConfig.from_pretrained(folder)
     monkeypatch.setattr(loading.AutoConfig, "from_pretrained", lambda *_, **__: config)
-    monkeypatch.setattr(loading, "free_memory", lambda device: (folder / WEIGHTS).stat().st_size - 1)
+    monkeypatch.setattr(loading, "memory_left", lambda device: (folder / WEIGHTS).stat().st_size - 1)
     with pytest.raises(UsageError, match=r"'organisation/model' needs .* GB of memory"):
         load_policy("organisation/model", device=CPU)
 
