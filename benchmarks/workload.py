@@ -23,7 +23,7 @@ from prompt_r1.model.policy import Policy
 from prompt_r1.pair.named_agent import find_agent
 from prompt_r1.settings.agent import SMOLLM2
 from prompt_r1.training.batches import micro_batches_of
-from prompt_r1.training.update import GAP, GapLimit, UpdateStats, importance_cap, optimizer_step
+from prompt_r1.training.update import GAP, GapLimit, UpdateStats, importance_cap_of, optimizer_step
 from prompt_r1.types import Completion, Question, Reward, ScoredGame, Trajectory
 
 CPU = torch.device("cpu")
@@ -194,7 +194,7 @@ def learn_from(
     ranks = Ranks(0, 1, policy.device)
     batches = micro_batches_of(games, ranks, tokens_per_batch=tokens_per_batch, token_mean=False)
     any_gap = GapLimit(GAP, math.inf, math.inf)  # No engine has played these games, so any gap is right.
-    settings = {"clip": 0.2, "clip_high": 0.0, "kl_coef": 0.0, "importance_cap": importance_cap(policy)}
+    settings = {"clip": 0.2, "clip_high": 0.0, "kl_coef": 0.0, "importance_cap": importance_cap_of(policy)}
     stats = UpdateStats()
     for batch in batches:
         output = policy(batch.packed)

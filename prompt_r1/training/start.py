@@ -28,7 +28,7 @@ from prompt_r1.training.models import layout_of, load_learner, load_reference
 from prompt_r1.training.run import Run, RunQuestions, with_steps
 from prompt_r1.training.run_folder import LOCK, claim, open_run
 from prompt_r1.training.signals import Interrupt
-from prompt_r1.training.update import importance_cap
+from prompt_r1.training.update import importance_cap_of
 from prompt_r1.types import Completion, Question, ScoredGame, Trajectory
 
 
@@ -117,7 +117,7 @@ def open_parts(
         rule=config.base_rule,
         own_reward=import_reward(config.reward) if config.reward else None,
         own_advantages=import_advantages(config.advantage_function) if config.advantage_function else None,
-        loss_function=make_loss(config, importance_cap=importance_cap(policy)),
+        loss_function=make_loss(config, importance_cap=importance_cap_of(policy)),
         optimizer=make_optimizer(policy, config, ranks.device),
         log=open_log(config, folder, ranks, games=config.steps * games_of_step),
     )

@@ -161,7 +161,7 @@ def gap_limit_of(policy: Policy) -> GapLimit:
     return GapLimit(GAP, alarm=max(1e-4, 2.5e-5 * layers), stop=1e-2)
 
 
-def importance_cap(policy: Policy) -> float:
+def importance_cap_of(policy: Policy) -> float:
     """The cap of the importance weights in the loss; 0 in float32, where engine and policy agree."""
     return IMPORTANCE_CAP if computes_in_16_bits(policy) else 0.0
 
@@ -182,7 +182,7 @@ def optimizer_step(
     """
     if stats.before_first_step:
         differences = ranks.gather_lists([batch.difference for batch in stats.pending])
-        stats.gap = gap_metrics(differences, cap=importance_cap(policy))
+        stats.gap = gap_metrics(differences, cap=importance_cap_of(policy))
         check_gap(stats.gap, gap_limit)
     ranks.sum_gradients(policy)
     # The norm over all weights and ranks, before it is clipped.
