@@ -97,8 +97,8 @@ class Record:
         """Export the best agent if RUN/agent is not this agent. Leaves its weights in the policy.
 
         The run may have stopped before the export. Or newer checkpoints are damaged, and RUN/agent is of one
-        of their steps. Then the best agent's checkpoint may be gone, because a newer step was the best. In
-        this case the agent of the resumed step takes its place, until a validation judges an agent.
+        of their steps. If this one was the best, the checkpoint of the best one before is gone. Then the
+        agent of the resumed step takes its place, until a validation judges an agent.
         """
         run, state = self.run, self.state
         exported = run.ranks.on_first_rank(lambda: exported_step(run.folder / "agent"))
@@ -116,7 +116,7 @@ class Record:
         return range(self.state.trained_step + 1, self.run.config.steps + 1)
 
     def write_down(self, step: int, games_PG: list[list[ScoredGame]], stats: UpdateStats) -> None:
-        """Record a step whose update is in the weights: games, metrics, best agent, checkpoint, alarms.
+        """Record a step whose update is in the weights: games, metrics, checkpoint, best agent, alarms.
 
         Raises Resumable if a signal came, if nothing was learned for several steps, or if a file cannot be
         written.
@@ -142,7 +142,7 @@ class Record:
             self.finish_step()
 
     def finish_step(self) -> None:
-        """Validate, log, export the best agent, save and report alarms. Raises Resumable if a signal came.
+        """Validate, log, save, export the best agent and report alarms. Raises Resumable if a signal came.
 
         The order makes it safe to stop anywhere in here:
 

@@ -133,9 +133,9 @@ def open_parts(
 def warm_up(run: Run) -> None:
     """Compute one full micro-batch of made-up games, before the KV cache takes its memory.
 
-    On GPUs the cache takes a share of the memory that was free when this process used most
-    (`engine.kv_cache`). Adam has its states by now, so only an update is missing. The policy is not changed:
-    the games count 0 in the loss, and the gradients are dropped.
+    On GPUs the cache takes a share of `memory_left`, which keeps room for the largest update so far. This is
+    the first one. Adam has its states already. The policy is not changed: the games count 0 in the loss, and
+    the gradients are dropped.
     """
     game_tokens = run.config.max_tokens
     game = Trajectory(Question("warm-up", "", "", ()))
