@@ -26,10 +26,11 @@ class Alarms:
     """
 
     def __init__(self, *, agent: str, gap: GapLimit, own_reward: bool) -> None:
-        """Begin without lines. `gap`: the limit of the gap between engine and policy.
+        """Begin without lines.
 
-        `agent` is the name that the user gave, for the command that teaches the format. A user's own reward
-        may have any scale, so it may fall.
+        agent        the name that the user gave, for the command that teaches the format
+        gap          the limit of the gap between engine and policy
+        own_reward   whether the reward is the user's. It may have any scale, so it may fall
         """
         self.agent = agent
         self.gap = gap
