@@ -64,6 +64,7 @@ TOKEN = re.compile(
     """,
     re.VERBOSE,
 )
+DROPPED_INSIDE = re.compile(r"['\\]|(?<=[eE])\+")  # These characters of a token: it's, \pi, 1e+5.
 MATHEMATICS = {"pi", "sqrt", "sin", "cos", "tan", "log", "ln", "exp", "√", "∞"}
 VARIABLE = re.compile("[a-zα-ω]")
 
@@ -104,19 +105,6 @@ class Token:
 
 EDGE = Token("edge", " ", after_blank=True)  # It stands before the first token of a text, and after the last.
 
-# Two characters that stand in the text while it is put together. With * for GLUE and ~ for GAP, "F = ma" is
-# "F *=* ma", then "F=ma". "F-16" is "F~16", then "F16". "18-20" is "18~20", then "18 20".
-GLUE = "\0"  # It is removed with all blanks and gaps beside it.
-GAP = "\1"  # Between digits it becomes a blank. Elsewhere it is removed.
-# What is written for a mark, by its role.
-WRITTEN = {
-    "joins": f"{GLUE}{{}}{GLUE}",  # It makes one word of its neighbours: F = ma equals F=ma.
-    "begins": f" {{}}{GLUE}",  # It begins a word: - 5 equals -5.
-    "stays": "{}",  # It is kept as it stands: C++.
-    "separates": " ",  # red,blue equals red blue.
-    "dropped": GAP,  # F-16 equals F16, but 18-20 equals 18 20.
-}
-
 
 def _strict(text: str) -> str:
     """The text in lower case, without articles, and without the marks that carry no value."""
@@ -125,19 +113,32 @@ def _strict(text: str) -> str:
         text = text.replace(typed, plain)
     text = THOUSANDS.sub("", text)
     text = ARTICLE_AFTER_OPERATOR.sub("", text)
-    tokens = _tokens_of(text)
-    pieces: list[str] = []
+    words = _words_of(_tokens_of(text))
+    return STRICT_ARTICLES.sub(" ", " ".join(words).casefold())
+
+
+def _words_of(tokens: Sequence[Token]) -> list[str]:
+    """Join tokens to words, each mark by its role. A blank ends a word, unless the mark beside it joins."""
+    words = [""]
+    joins_next = False  # Whether the next token belongs to the last word, also after a blank.
+    blank = dropped = False  # Whether a blank and a dropped mark follow the last word.
     for place in range(1, len(tokens) - 1):
         token = tokens[place]
-        if token.after_blank:
-            pieces.append(" ")
         role = _role_of(tokens, place) if token.kind == "mark" else "stays"
-        pieces.append(WRITTEN[role].format(token.text))
-    text = "".join(pieces).casefold()
-    text = "".join(part.strip(f" {GAP}") for part in text.split(GLUE))
-    text = re.sub(rf"(?<=\d){GAP}+(?=[\d.])", " ", text)
-    text = re.sub(rf"{GAP}|['\\]|(?<=\de)\+(?=\d)", "", text)  # it's, \pi, 1e+5
-    return STRICT_ARTICLES.sub(" ", text)
+        if token.after_blank or role == "separates":
+            blank = True
+        if role in ("dropped", "separates"):
+            dropped = True
+            continue
+        # F-16 equals F16, but 18-20 equals 18 20.
+        two_numbers = dropped and token.kind == "number" and words[-1][-1:].isdecimal()
+        begins_word = blank or two_numbers or role == "begins"
+        if begins_word and not joins_next and role != "joins":
+            words.append("")
+        words[-1] += DROPPED_INSIDE.sub("", token.text)
+        joins_next = role in ("joins", "begins")
+        blank = dropped = False
+    return words
 
 
 def _tokens_of(text: str) -> list[Token]:
@@ -151,7 +152,14 @@ def _tokens_of(text: str) -> list[Token]:
 
 
 def _role_of(tokens: Sequence[Token], place: int) -> str:
-    """The role of the mark at a place: a key of WRITTEN."""
+    """The role of the mark at a place.
+
+    joins      It makes one word of its neighbours: F = ma equals F=ma.
+    begins     It begins a word: - 5 equals -5.
+    stays      It is kept as it stands: C++.
+    separates  It ends a word: red,blue equals red blue.
+    dropped    Without it, its neighbours are one word: F-16 equals F16.
+    """
     before, mark, after = tokens[place - 1 : place + 2]
     touches_before = before.is_word and not mark.after_blank
     touches_after = after.is_word and not after.after_blank

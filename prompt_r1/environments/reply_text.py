@@ -4,16 +4,9 @@ import re
 
 from prompt_r1.environments.sources import Reply
 
-# A block of thinking that the server does not separate from the reply. If it has no closing tag, everything
-# after its opening tag is thinking. Models write <think>, <thinking>, <thought>, <seed:think>, [THINK] or
-# ◁think▷.
-THINK = r"(?:seed:)?(?:think|thinking|thought)"
-OPENED = rf"[<\[◁]{THINK}[>\]▷]"
-CLOSED = rf"[<\[◁]/{THINK}[>\]▷]"
-THINK_TAG = re.compile(f"{OPENED}|{CLOSED}", re.IGNORECASE)
-THINKING = re.compile(rf"\s*{OPENED}(.*?)(?:{CLOSED}|\Z)", re.DOTALL | re.IGNORECASE)
-# All text before a closing tag that has no opening tag.
-LONE_END = re.compile(rf"((?:(?!{OPENED}).)*?){CLOSED}", re.DOTALL | re.IGNORECASE)
+# The tags around thinking that the server does not separate from the reply. Models write <think>, <thinking>,
+# <thought>, <seed:think>, [THINK] or ◁think▷. Group 1 is "/" in a closing tag.
+THINK_TAG = re.compile(r"[<\[◁](/?)(?:seed:)?(?:think|thinking|thought)[>\]▷]", re.IGNORECASE)
 # The control tokens that servers leave at the end of a reply, in lower case. Only known tokens count, because
 # "<|x|>" and "[|x - y|]" are mathematics. DeepSeek's tokens have "｜" and "▁" in place of "|" and "_".
 END_TOKENS = (
@@ -41,15 +34,26 @@ def cut_thinking(written: str) -> tuple[str, str]:
     """Split a text into its thinking and the rest.
 
     The thinking is in blocks at the beginning. If the chat template has opened the block, it is everything
-    before a lone closing tag.
+    before a lone closing tag. If a block has no closing tag, everything after its opening tag is thinking.
     """
     thoughts: list[str] = []
-    begin = 0
-    while block := THINKING.match(written, begin) or LONE_END.match(written, begin):
-        thoughts.append(block[1].strip())
-        begin = block.end()
+    begin = 0  # Everything before has been read.
+    while tag := THINK_TAG.search(written, begin):
+        start = begin
+        if not is_closing(tag):
+            if written[begin : tag.start()].strip():
+                break  # The reply has begun, and only mentions the tag.
+            start = tag.end()
+        closing = next(filter(is_closing, THINK_TAG.finditer(written, tag.start())), None)
+        thoughts.append(written[start : closing.start() if closing else None].strip())
+        begin = closing.end() if closing else len(written)
     text = written[begin:].strip() if begin else written
     return "\n".join(filter(None, thoughts)), text
+
+
+def is_closing(tag: re.Match[str]) -> bool:
+    """Whether a match of THINK_TAG is a closing tag."""
+    return tag[1] == "/"
 
 
 def without_end_tokens(text: str) -> str:
