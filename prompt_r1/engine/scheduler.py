@@ -145,8 +145,7 @@ class Scheduler:
         best, longest = job.sequence, own
         for sequence in self._cached:
             # A sequence that shares more than `longest` tokens has the same token at this position. Most
-            # sequences have not, and need no search. Slices are compared, because either list may end before
-            # this position; if both do, the search finds nothing longer.
+            # sequences have not, and need no search. A slice is empty where a list ends before this position.
             here = slice(longest, longest + 1)
             if sequence.tokens[here] == prefix[here]:
                 shared = common_prefix_length(sequence.tokens, prefix)
@@ -163,12 +162,13 @@ class Scheduler:
         """
         pool = self._pool
         reserve = int(RESERVE * pool.count) if self.running else 0
-        wanted = pool.blocks_for(len(job.tokens)) + reserve  # of which the job may have some already
+        wanted = pool.blocks_for(len(job.tokens)) + reserve
         if source is job.sequence:
             pool.truncate(job.sequence, shared)
             return self._make_room(wanted - len(job.sequence.block_table), job)
         pool.truncate(job.sequence, 0)
-        if self._make_room(wanted - shared // pool.block_size, job, keep=source):
+        has_room = self._make_room(wanted - shared // pool.block_size, job, keep=source)
+        if has_room:
             pool.fork(source, job.sequence, shared)  # It shares the full blocks of `source`.
             return True
         # There is no room beside `source`. Without it there may be: then the job computes all of its tokens.

@@ -81,12 +81,10 @@ def read_reply(status: int, headers: Mapping[str, str], body: bytes, *, now: flo
         raise Refused(f"{reason} (check plan and billing)", status=status, concerns_all=True)
     if status < 500 and codes.intersection(FILTERED_CODES):
         return Reply("", label="content_filter", reason=reason)
-    unknown_field = ""
-    is_too_long = status == 413
-    if status in (400, 422):
-        unknown_field = _unknown_field(data, fields)
-        is_too_long = not unknown_field and _says_too_long(fields, codes, said)
-    if is_too_long:
+    is_about_dialogue = status in (400, 422)
+    unknown_field = _unknown_field(data, fields) if is_about_dialogue else ""
+    says_too_long = is_about_dialogue and not unknown_field and _says_too_long(fields, codes, said)
+    if status == 413 or says_too_long:
         return Reply("", label="context_length", reason=reason)
     if status in BUSY_STATUSES or status >= 500:
         raise Busy(reason, wait=requested_wait(headers, now=now), may_be_billed=status in GATEWAY_TIMEOUTS)
@@ -166,7 +164,7 @@ def billed_tokens(usage: object) -> tuple[int, int]:
     from_anthropic = not counts["prompt_tokens"] and not total
     if from_anthropic or cached > prompt or total == prompt + cached + completion:
         prompt += cached
-    if prompt:
+    if prompt:  # Without it, the total says nothing about the output.
         completion = max(completion, total - prompt)
     return prompt, completion
 
