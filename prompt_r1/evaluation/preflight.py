@@ -173,7 +173,7 @@ def choose_systems(
                 if method.agent == "start":
                     # If several agents started from one model, it is evaluated once, for the first of them.
                     system = System(method_name, spec, agent.start)
-                    _check_start(method_name, name, agent, systems.get(system, agent))
+                    _check_start(system, name, agent, systems.get(system, agent))
                 systems.setdefault(system, agent)
     return systems
 
@@ -198,13 +198,20 @@ def _problem_with(method_name: str, environment: str, config: EvaluateConfig) ->
     return ""
 
 
-def _check_start(method_name: str, name: str, agent: NamedAgent, first: NamedAgent) -> None:
+def _check_start(system: System, name: str, agent: NamedAgent, first: NamedAgent) -> None:
     """Raise UsageError if a method cannot begin with the start of an agent, or not for two agents at once.
 
-    `first` is the first agent with this start.
+    `name` is what the user calls the agent, and `first` is the first agent with this start.
     """
+    method_name = system.method
     if method_name == "bc" and agent.start != MINI_AGENT:
         raise UsageError("bc imitates the demonstrations of the mini agent: leave it out with other agents")
+    asks_nothing = agent.config.without_environment or system.environment == "none"
+    if method_name in ("bc", "rft") and asks_nothing:
+        raise UsageError(
+            f"{method_name} imitates games that ask an environment, and {name} with the environment "
+            f"{system.environment} asks none: leave {method_name} out"
+        )
     if game_of_start(first) != game_of_start(agent):
         raise UsageError(
             f"{name} begins with the agent {agent.start}, and so does another --agent, but their games "
