@@ -9,7 +9,6 @@ There are two:
 `request` is the text after a question that asks for the answer, perhaps in tags (`request_of`).
 """
 
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from prompt_r1.environments.asking import read_answer
@@ -24,9 +23,6 @@ from prompt_r1.types import Message, Question
 
 STEP_BY_STEP = "Let's think step by step."
 EXTRACT = "Therefore, the answer is …"
-
-ReadyMethod = Callable[[Question, int], Awaitable[Prediction]]
-"""A method that is ready: a question and the number of its repeat → a prediction. Calls may overlap."""
 
 
 async def ask_once(

@@ -4,17 +4,18 @@ methods.py says what each method is.
 """
 
 import logging
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 
 from prompt_r1.environments.asking import request_of
 from prompt_r1.environments.environment import Environment
-from prompt_r1.evaluation.ask_once import ReadyMethod, direct, think_then_answer
+from prompt_r1.evaluation.ask_once import direct
 from prompt_r1.evaluation.evaluation import Evaluation, file_name
 from prompt_r1.evaluation.imitation import fine_tuned_agent
 from prompt_r1.evaluation.methods import METHODS
 from prompt_r1.evaluation.predictions import Prediction, System, prediction_of
-from prompt_r1.evaluation.searches import ALL, SEED_PROMPT, Data, PromptSearch, searched
+from prompt_r1.evaluation.searches import ALL, SEED_PROMPT, Algorithm, Data, PromptSearch, searched
 from prompt_r1.pair.agent import Agent, Sampling, load_agent, play_question, with_threads_of_this_machine
 from prompt_r1.pair.named_agent import find_agent
 from prompt_r1.reward import Rule, score_games
@@ -22,6 +23,9 @@ from prompt_r1.spending import Spending
 from prompt_r1.types import Question
 
 logger = logging.getLogger(__name__)
+
+ReadyMethod = Callable[[Question, int], Awaitable[Prediction]]
+"""A method that is ready: a question and the number of its repeat → a prediction. Calls may overlap."""
 
 
 async def make_method(
@@ -36,29 +40,27 @@ async def make_method(
     `data` has the questions that prepare the method. `environment` is mute for a method that needs none, and
     `optimizer` is None for a method that is no search.
     """
+    method = METHODS[system.method]
+    if method.ask_alone is not None:
+        return partial(method.ask_alone, environment, request_of(system.environment))
+    if method.algorithm is not None:
+        assert optimizer is not None, f"{system.method} needs a model that writes prompts"
+        return await search_prompts(evaluation, system, method.algorithm, data, environment, optimizer)
     agent = evaluation.systems[system]
-    match system.method:
-        case "direct":
-            return partial(direct, environment, request_of(system.environment))
-        case "cot":
-            return partial(think_then_answer, environment, request_of(system.environment))
-        case "opro" | "textgrad" | "gepa":
-            assert optimizer is not None, f"{system.method} needs a model that writes prompts"
-            return await search_prompts(evaluation, system, data, environment, optimizer)
-        case "sft" | "bc" | "rft":
-            player = await fine_tuned_agent(evaluation, system, data.train, environment)
-        case "untrained":
-            player = replace(agent, path=find_agent(agent.start, agent.config.seed))
-        case _:  # grpo-only, agent-only and prompt-r1: the user's agent plays.
-            player = agent.built()
+    if method.fine_tunes:
+        player = await fine_tuned_agent(evaluation, system, data.train, environment)
+    elif method.agent == "start":
+        player = replace(agent, path=find_agent(agent.start, agent.config.seed))
+    else:
+        player = agent.built()
     config = evaluation.config
     return answer_by_games(
         load_agent(player.path, with_threads_of_this_machine(player.config), evaluation.device),
         environment,
         player.config.base_rule,
         Sampling(f"evaluation/{evaluation.seed}", config.temperature, config.top_p),
-        is_mute=not METHODS[system.method].needs_environment,
-        thinks=system.method != "sft",
+        is_mute=not method.needs_environment,
+        thinks=method.thinks,
     )
 
 
@@ -88,14 +90,17 @@ def answer_by_games(
 
 
 async def search_prompts(
-    evaluation: Evaluation, system: System, data: Data, environment: Environment, optimizer: Environment
+    evaluation: Evaluation,
+    system: System,
+    algorithm: Algorithm,
+    data: Data,
+    environment: Environment,
+    optimizer: Environment,
 ) -> ReadyMethod:
     """Search for the prompt of each dataset (see `searched`), and write the prompts to the system's folder.
 
     The method then asks each question once, under the prompt of its dataset.
     """
-    algorithm = METHODS[system.method].algorithm
-    assert algorithm is not None, f"{system.method} is no search"
     config = evaluation.config
     request = request_of(system.environment)
     folder = evaluation.folder_of(system)

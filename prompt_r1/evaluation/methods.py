@@ -21,42 +21,53 @@ With the other methods, an agent plays a game of each question:
 not import torch, so that a wrong command line is reported at once.
 """
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from prompt_r1.environments.environment import Environment
+from prompt_r1.evaluation.ask_once import direct, think_then_answer
 from prompt_r1.evaluation.gepa import GEPA
 from prompt_r1.evaluation.opro import OPRO
+from prompt_r1.evaluation.predictions import Prediction
 from prompt_r1.evaluation.searches import Algorithm, RequestFields
 from prompt_r1.evaluation.textgrad import TEXTGRAD
+from prompt_r1.types import Question
+
+AskAlone = Callable[[Environment, str, Question, int], Awaitable[Prediction]]
+"""Asks an environment: the request for the answer, the question and its repeat → a prediction."""
 
 
 @dataclass(frozen=True)
 class Method:
-    """What a method needs."""
+    """How a method answers, and what it needs. It has an agent, or `ask_alone`, or an `algorithm`."""
 
     # "trained": the agent of --agent; "start": the model from which the training of this agent started;
     # "grpo": the agent of --grpo-agent; "": none.
     agent: Literal["", "trained", "start", "grpo"] = ""
+    fine_tunes: bool = False  # whether the agent is fine-tuned before it plays (imitation.py)
+    thinks: bool = True  # whether the agent should write think blocks
+    ask_alone: AskAlone | None = None  # how the environment is asked without an agent and without a search
+    algorithm: Algorithm | None = None  # how the method searches for a prompt
     needs_environment: bool = True
     needs_training: bool = False  # whether training questions prepare the method
     needs_validation: bool = False  # whether validation questions select what was prepared
-    algorithm: Algorithm | None = None  # how the method searches for a prompt
     fields: RequestFields = field(default_factory=dict)  # fields of each request; they win over --env-args
 
 
 METHODS: dict[str, Method] = {
-    "direct": Method(),
-    "cot": Method(fields={"temperature": 0.0}),
+    "direct": Method(ask_alone=direct),
+    "cot": Method(ask_alone=think_then_answer, fields={"temperature": 0.0}),
     "opro": Method(algorithm=OPRO, fields=OPRO.fields, needs_training=True),
     "textgrad": Method(
         algorithm=TEXTGRAD, fields=TEXTGRAD.fields, needs_training=True, needs_validation=True
     ),
     "gepa": Method(algorithm=GEPA, fields=GEPA.fields, needs_training=True, needs_validation=True),
-    "sft": Method(agent="start", needs_environment=False, needs_training=True),
+    "sft": Method(agent="start", fine_tunes=True, thinks=False, needs_environment=False, needs_training=True),
     "grpo-only": Method(agent="grpo", needs_environment=False),
     "untrained": Method(agent="start"),
-    "bc": Method(agent="start"),
-    "rft": Method(agent="start", needs_training=True),
+    "bc": Method(agent="start", fine_tunes=True),
+    "rft": Method(agent="start", fine_tunes=True, needs_training=True),
     "agent-only": Method(agent="trained", needs_environment=False),
     "prompt-r1": Method(agent="trained"),
 }

@@ -9,9 +9,8 @@ from prompt_r1.environments.budget import Price
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.journal import Journal
 from prompt_r1.environments.sources import Caller, Reply, Source
-from prompt_r1.evaluation.ask_once import ReadyMethod
 from prompt_r1.evaluation.evaluation import Evaluation, mute_environment
-from prompt_r1.evaluation.making import make_method
+from prompt_r1.evaluation.making import ReadyMethod, make_method
 from prompt_r1.evaluation.methods import METHODS
 from prompt_r1.evaluation.predictions import Prediction, System
 from prompt_r1.evaluation.searches import Data
