@@ -149,7 +149,7 @@ def show_results(
         own_metrics={name: import_metric(name) for name in evaluation.config.metric},
     )
     print(terminal_table(results))  # Printed first, because the disk may be full.
-    write_results(evaluation.folder, results, evaluation.trained_with)
+    write_results(evaluation.folder, results, evaluation.trained_with())
     return answers
 
 

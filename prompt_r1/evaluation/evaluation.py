@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -72,12 +73,16 @@ class Evaluation:
 
         return pick_device(self.config.device)
 
-    @property
+    @cached_property
     def datasets(self) -> list[str]:
         """The datasets of the questions."""
         return list(dict.fromkeys(question.dataset for question in self.questions))
 
-    @property
+    @cached_property
+    def repeats(self) -> list[Repeat]:
+        """What each system answers: every question, --repeats times."""
+        return [(question, sample) for question in self.questions for sample in range(self.config.repeats)]
+
     def trained_with(self) -> dict[str, str]:
         """The environment of the training of each --agent that was trained here, by the agent's name."""
         trained = {}
@@ -86,11 +91,6 @@ class Evaluation:
             if trained_config(agent.path) is not None:
                 trained[name] = agent.config.env
         return trained
-
-    @property
-    def repeats(self) -> list[Repeat]:
-        """What each system answers: every question, --repeats times."""
-        return [(question, sample) for question in self.questions for sample in range(self.config.repeats)]
 
     def data_for(self, systems: Iterable[System]) -> Data:
         """The questions that prepare the methods of these systems, or none if no method needs them.
