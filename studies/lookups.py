@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from prompt_r1.miniworld.demonstrations import demonstrations
-from prompt_r1.pair.named_agent import find_agent
+from prompt_r1.pair.named_agent import make_agent
 from prompt_r1.settings.agent import SMOLLM2
 from studies.cities import CITIES, COUNTRY, NAMES, OTHER, Case, case_of, cities_in
 from studies.parts import game_line
@@ -188,7 +188,7 @@ def cut(folder: Path, games: int = 4800) -> None:
     """Make a smaller agent: SmolLM2 without layers 13 to 26, and the games that shall heal it."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    whole = find_agent(SMOLLM2, seed=0)
+    whole = make_agent(SMOLLM2, seed=0)
     model = AutoModelForCausalLM.from_pretrained(whole)
     layers = model.model.layers
     kept = [*layers[:12], *layers[-4:]]

@@ -21,7 +21,7 @@ from prompt_r1.miniworld.questions import mini_questions
 from prompt_r1.miniworld.world import make_world
 from prompt_r1.model.distributed import pick_device
 from prompt_r1.pair.agent import Agent, load_agent
-from prompt_r1.pair.named_agent import find_agent, trained_config
+from prompt_r1.pair.named_agent import make_agent, trained_config
 from prompt_r1.programs.command_line import run_program
 from prompt_r1.programs.tables import markdown_table
 from prompt_r1.rollout import play
@@ -77,7 +77,7 @@ def scores_of_run(folder: Path, number: int, limit: int) -> Table:
         raise UsageError(f"{folder} is not a run with the environment mini, which the study needs")
     environment = MiniEnvironment(make_world(config.seed), seed=config.seed)
     questions = mini_questions(config.seed, "test")[:limit]
-    paths = {"untrained": find_agent(config.agent, config.seed), "trained": folder / "agent"}
+    paths = {"untrained": make_agent(config.agent, config.seed), "trained": folder / "agent"}
     table: Table = {}
     for name, path in paths.items():
         agent = load_agent(path, config, pick_device("cpu"))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from prompt_r1.errors import FatalEnvError, NoAnswer
-from prompt_r1.settings.agent import GAME_FILE
+from prompt_r1.pair.named_agent import GAME_FILE
 from tests.support.json_server import JsonHandler, serving
 from tests.support.programs import run_here
 from tests.support.providers import KEY, body_of, error_of

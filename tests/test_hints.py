@@ -11,10 +11,9 @@ import pytest
 
 from prompt_r1.data.__main__ import main as data_main
 from prompt_r1.evaluation.preflight import read_evaluation
-from prompt_r1.pair.named_agent import teaching_command
+from prompt_r1.pair.named_agent import GAME_FILE, teaching_command
 from prompt_r1.pair.settings import read_infer_config
 from prompt_r1.programs.command_line import command
-from prompt_r1.settings.agent import GAME_FILE
 from prompt_r1.settings.train import TrainConfig
 from prompt_r1.training import warm_start
 from prompt_r1.training.preflight import read_train_config, read_warm_start_config

@@ -26,11 +26,11 @@ from prompt_r1.environments.own import OwnSource
 from prompt_r1.environments.sources import Busy, Reply
 from prompt_r1.errors import EnvError, NoAnswer, Resumable, UsageError
 from prompt_r1.pair.dialogue import Dialogue, Pieces
-from prompt_r1.pair.named_agent import NamedAgent
+from prompt_r1.pair.named_agent import GAME_FILE, NamedAgent
 from prompt_r1.pair.settings import InferConfig
 from prompt_r1.programs.command_line import explain
 from prompt_r1.protocol import parse
-from prompt_r1.settings.agent import GAME_FILE, AgentConfig
+from prompt_r1.settings.agent import AgentConfig
 from prompt_r1.types import Question, Trajectory, Turn
 from tests.support.echo_agent import paid_environment
 from tests.support.exports import save_playable_run

@@ -13,10 +13,10 @@ import pytest
 
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.preflight import read_evaluation
+from prompt_r1.pair.named_agent import GAME_FILE
 from prompt_r1.pair.settings import read_infer_config
 from prompt_r1.programs.command_line import read_settings
 from prompt_r1.programs.sealed_folders import seal
-from prompt_r1.settings.agent import GAME_FILE
 from prompt_r1.settings.fields import write_yaml
 from prompt_r1.settings.train import train_config
 from prompt_r1.training.preflight import read_train_config, read_warm_start_config

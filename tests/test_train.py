@@ -215,7 +215,7 @@ def test_without_a_reference_the_kl_to_the_policy_before_the_step_is_logged(
 
 def test_every_part_of_a_run_has_its_seed(asking_agent, tmp_path, monkeypatch):
     """Agent, adapters, environment, questions and games."""
-    names = "find_agent add_lora open_environment training_and_validation find_questions questions_of_step"
+    names = "make_agent add_lora open_environment training_and_validation find_questions questions_of_step"
     files = (start_file, models_file, run_file)
     homes = {name: next(file for file in files if hasattr(file, name)) for name in names.split()}
     originals = {name: getattr(home, name) for name, home in homes.items()}

@@ -23,7 +23,7 @@ from prompt_r1.evaluation.evaluation import Evaluation
 from prompt_r1.evaluation.predictions import System
 from prompt_r1.miniworld.demonstrations import demonstrations
 from prompt_r1.pair.agent import Agent, Sampling, load_agent, play_question, with_threads_of_this_machine
-from prompt_r1.pair.named_agent import NamedAgent, find_agent, teaching_command, trained_config
+from prompt_r1.pair.named_agent import NamedAgent, make_agent, teaching_command, trained_config
 from prompt_r1.protocol import Codec
 from prompt_r1.reward import Rule, score_games, well_formed
 from prompt_r1.rollout import play_groups, trajectory_of
@@ -106,7 +106,7 @@ async def fine_tune_on_own_games(
     most_of_question = GROUP_SIZE * max(1, config.game.max_turns - 1)  # calls of one question's games
     right: list[Trajectory] = []  # the games of all rounds that ended right
     draws = 0
-    path = find_agent(start, config.seed)
+    path = make_agent(start, config.seed)
     for number in range(1, ROUNDS + 1):
         player = load_agent(path, with_threads_of_this_machine(config), device)
         made = 0  # calls of this round

@@ -17,7 +17,7 @@ from prompt_r1.evaluation.methods import METHODS
 from prompt_r1.evaluation.predictions import Prediction, System, prediction_of
 from prompt_r1.evaluation.searches import ALL, SEED_PROMPT, Algorithm, Data, PromptSearch, searched
 from prompt_r1.pair.agent import Agent, Sampling, load_agent, play_question, with_threads_of_this_machine
-from prompt_r1.pair.named_agent import find_agent
+from prompt_r1.pair.named_agent import make_agent
 from prompt_r1.reward import Rule, score_games
 from prompt_r1.spending import Spending
 from prompt_r1.types import Question
@@ -50,7 +50,7 @@ async def make_method(
     if method.fine_tunes:
         player = await fine_tuned_agent(evaluation, system, data.train, environment)
     elif method.agent == "start":
-        player = replace(agent, path=find_agent(agent.start, agent.config.seed))
+        player = replace(agent, path=make_agent(agent.start, agent.config.seed))
     else:
         player = agent.built()
     config = evaluation.config

@@ -2,9 +2,9 @@
 
 A name is a folder (of a model, or of a run that saved one), a GGUF file, a hub id, `mini` or `smollm2`.
 
-    check_agent     finds the folder or hub id, and makes nothing
+    locate_agent    finds the folder or hub id, and makes nothing
     resolve_agent   the same, and the settings by which the agent plays
-    find_agent      makes the folder if necessary: it builds `mini`, and converts a GGUF file
+    make_agent      makes the folder if necessary: it builds `mini`, and converts a GGUF file
 """
 
 import difflib
@@ -15,11 +15,14 @@ from prompt_r1.errors import UsageError
 from prompt_r1.model.gguf import gguf_file, gguf_folder, is_gguf
 from prompt_r1.programs.command_line import command
 from prompt_r1.programs.reading import is_finite_number, json_object
-from prompt_r1.settings.agent import GAME_FILE, MINI_AGENT, SMOLLM2, STEP_FILE, AgentConfig
+from prompt_r1.settings.agent import MINI_AGENT, SMOLLM2, AgentConfig
 from prompt_r1.settings.fields import read_yaml, settings_of
 from prompt_r1.settings.train import PRESETS, preset_of
 
 RUNS = Path("runs")
+# The folder of an agent that was trained here has these two files beside those of the model.
+STEP_FILE = "training.json"  # the metrics of its step
+GAME_FILE = "prompt_r1.yaml"  # the settings of its training
 LFS_POINTER = b"version https://git-lfs"  # the first bytes of a file that Git LFS has not fetched
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
@@ -36,7 +39,7 @@ class NamedAgent:
     def built(self) -> "NamedAgent":
         """The agent with its folder or hub id: `mini` is built and a GGUF file converted, if necessary."""
         # `mini` is the agent of seed 0, which comes with the package. --seed is the seed of its world.
-        return replace(self, path=find_agent(str(self.path), seed=0))
+        return replace(self, path=make_agent(str(self.path), seed=0))
 
     def describe(self, *, environment: str, seed: int) -> str:
         """One line: which agent of which step plays, and with which environment and seed."""
@@ -65,7 +68,7 @@ def resolve_agent(name: str, *, max_turns: int = 0, max_new: int = 0) -> NamedAg
     agent.
     """
     known_as = name or str(newest_mini_run())
-    path = check_agent(known_as)
+    path = locate_agent(known_as)
     trained = trained_config(path)
     config = preset_config(known_as) if trained is None else trained
     config = replace(config, max_turns=max_turns or config.max_turns, max_new=max_new or config.max_new)
@@ -73,7 +76,7 @@ def resolve_agent(name: str, *, max_turns: int = 0, max_new: int = 0) -> NamedAg
     return NamedAgent(path, config, start, is_newest=not name)
 
 
-def find_agent(name: str, seed: int) -> str | Path:
+def make_agent(name: str, seed: int) -> str | Path:
     """The folder or hub id of an agent. `mini` (of `seed`) is built and a GGUF file converted, if necessary.
 
     Raises UsageError if there is no such agent.
@@ -84,13 +87,13 @@ def find_agent(name: str, seed: int) -> str | Path:
         return mini_agent(seed, RUNS / "cache")
     if is_gguf(name):
         return gguf_folder(name)
-    return check_agent(name)
+    return locate_agent(name)
 
 
-def check_agent(name: str) -> str | Path:
-    """Check an agent's name, and make nothing. Raises UsageError if there is no such agent.
+def locate_agent(name: str) -> str | Path:
+    """The folder or hub id of an agent or, if it must first be built or converted, its name. Makes nothing.
 
-    Returns the folder or hub id or, for an agent that must first be built or converted, its name.
+    Raises UsageError if there is no such agent.
     """
     if name == MINI_AGENT:
         return name

@@ -15,9 +15,6 @@ SMOLLM2 = "smollm2"  # an agent and an environment: the model in the package llm
 MINI_ENVIRONMENTS = ("mini", "mini-b", "mini-mute")
 # With --val-data held-out, a tenth of the training questions is used for validation, and not for training.
 HELD_OUT = "held-out"
-# The folder of an exported agent also has these two files.
-STEP_FILE = "training.json"  # the metrics of its step
-GAME_FILE = "prompt_r1.yaml"  # the settings of its training
 
 # Supervised fine-tuning and the methods that ask an environment once use this sentence.
 ANSWER_IN_TAGS = "Write the final answer, and nothing but the final answer, between <answer> and </answer>."

@@ -11,7 +11,7 @@ from prompt_r1.environments.budget import parse_prices
 from prompt_r1.environments.specs import check_environment, trusted_names
 from prompt_r1.errors import UsageError
 from prompt_r1.miniworld.questions import TRAINING_MIX
-from prompt_r1.pair.named_agent import check_agent
+from prompt_r1.pair.named_agent import locate_agent
 from prompt_r1.programs.launcher import check_device, is_first_rank, launcher_number
 from prompt_r1.settings.agent import HELD_OUT, is_mini_data
 from prompt_r1.settings.flags import parse_arguments
@@ -27,7 +27,7 @@ def read_train_config(arguments: list[str]) -> TrainConfig:
     check_device(config.device)
     if config.wandb and find_spec("wandb") is None:
         raise UsageError("--wandb: `pip install wandb`, or omit it: metrics.jsonl has the same numbers")
-    check_agent(config.agent)
+    locate_agent(config.agent)
     parse_prices(config.env_price, config.env.split(","))
     if not config.dry_run:  # An estimate needs no key.
         trusted = trusted_names(typed=config.typed_environments, opened=[config.env])
@@ -64,7 +64,7 @@ def read_warm_start_config(arguments: list[str]) -> FineTuningConfig:
     if not config.games:
         raise UsageError("give the games to learn from: --games FILE, or --games mini")
     check_device(config.device)
-    check_agent(config.agent)
+    locate_agent(config.agent)
     if is_mini_data(config.games):
         kind = config.games.partition(":")[2]
         if kind not in TRAINING_MIX and config.games != "mini":

@@ -15,7 +15,7 @@ from prompt_r1.model.distributed import Ranks, errors_as_rank_lost, pick_device,
 from prompt_r1.model.lora import ADAPTER_ALPHA
 from prompt_r1.model.policy import Policy
 from prompt_r1.pair.agent import check_question_lengths, load_agent
-from prompt_r1.pair.named_agent import find_agent
+from prompt_r1.pair.named_agent import make_agent
 from prompt_r1.programs.launcher import launcher_number
 from prompt_r1.settings.functions import import_advantages, import_reward
 from prompt_r1.settings.train import TrainConfig
@@ -82,7 +82,7 @@ def open_parts(
     )
     check_on_first_rank(environment, ranks, runner, interrupt)
 
-    start = ranks.on_first_rank(lambda: find_agent(config.agent, config.seed))
+    start = ranks.on_first_rank(lambda: make_agent(config.agent, config.seed))
     agent = load_agent(start, config, ranks.device)
     policy = load_learner(
         start,

@@ -22,7 +22,7 @@ from prompt_r1.model.fine_tuning import fine_tune
 from prompt_r1.model.packing import pack
 from prompt_r1.model.policy import Policy
 from prompt_r1.pair.agent import load_agent, with_threads_of_this_machine
-from prompt_r1.pair.named_agent import find_agent
+from prompt_r1.pair.named_agent import make_agent
 from prompt_r1.programs.files import make_folder
 from prompt_r1.programs.progress import progress_bar
 from prompt_r1.programs.sealed_folders import TEMPORARY, moved_aside
@@ -54,7 +54,7 @@ def fine_tune_agent(
     """
     make_folder(out, _is_fine_tuning, "a fine-tuning")
     device = pick_device(config.device)
-    start = find_agent(config.agent, agent_config.seed)
+    start = make_agent(config.agent, agent_config.seed)
     # The method rft samples the games at temperature 1, whatever the temperature of the agent's training was.
     loaded_as = replace(with_threads_of_this_machine(agent_config), temperature=1.0)
     if config.threads:

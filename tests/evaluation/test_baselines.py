@@ -118,7 +118,7 @@ def test_untrained_is_the_agent_that_the_training_started_from_whatever_the_eval
 ):
     """The mini agent of another seed is another agent. The evaluation's seed is 0 here."""
     starts = {("mini", 3): asking_agent}
-    monkeypatch.setattr("prompt_r1.evaluation.making.find_agent", lambda name, seed: starts[name, seed])
+    monkeypatch.setattr("prompt_r1.evaluation.making.make_agent", lambda name, seed: starts[name, seed])
     trained = NamedAgent("trained", replace(CONFIG, seed=3), start="mini")
     assert answer("untrained", priced(PricedSource(lambda _: "abc")), agent=trained).turns > 0
 
@@ -136,7 +136,7 @@ def test_fine_tuning_begins_with_the_agent_that_the_training_started_from(name, 
         raise UsageError(f"{name} {seed}")
 
     for module in ("training.supervised", "evaluation.imitation"):
-        monkeypatch.setattr(f"prompt_r1.{module}.find_agent", stop)
+        monkeypatch.setattr(f"prompt_r1.{module}.make_agent", stop)
     trained = NamedAgent("trained", replace(CONFIG, seed=3), start="mini")
     with pytest.raises(UsageError, match=r"^mini 3$"):
         method(name, priced(PricedSource(str)), agent=trained, folder=tmp_path, seed=5)

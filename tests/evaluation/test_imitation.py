@@ -23,7 +23,7 @@ from prompt_r1.miniworld.questions import make_questions
 from prompt_r1.miniworld.world import make_world
 from prompt_r1.model.packing import pack
 from prompt_r1.pair.agent import load_agent, load_codec, play_question
-from prompt_r1.pair.named_agent import NamedAgent, find_agent
+from prompt_r1.pair.named_agent import NamedAgent, make_agent
 from prompt_r1.protocol import Codec
 from prompt_r1.settings.agent import INSTRUCTIONS
 from prompt_r1.types import Question, Trajectory
@@ -51,7 +51,7 @@ def learned(monkeypatch) -> list[list[Trajectory]]:
     fine_tune_agent = imitation.fine_tune_agent
 
     def note_and_fine_tune(games, settings, game, folder):
-        learned.append(list(games(load_codec(find_agent("mini", 0), CONFIG))))
+        learned.append(list(games(load_codec(make_agent("mini", 0), CONFIG))))
         return fine_tune_agent(games, settings, game, folder)
 
     monkeypatch.setattr(imitation, "fine_tune_agent", note_and_fine_tune)
@@ -103,7 +103,7 @@ def test_rft_learns_once_from_its_right_games(tmp_path, learned, living_players,
     for game in both:
         assert f1(game.answer, game.question.answers) == 1 and len(game.turns) > 1
     folder = tmp_path / "large/rft/mini/agent"
-    weights, start = load_tensors(folder), load_tensors(find_agent("mini", 0))
+    weights, start = load_tensors(folder), load_tensors(make_agent("mini", 0))
     assert any(not weights[name].equal(start[name]) for name in start)
     assert len(set(keys)) == len(keys) == 35  # where the environment samples, no two games share a reply
     most = imitation.GROUP_SIZE * (CONFIG.max_turns - 1)  # calls between two looks at the limit
@@ -144,7 +144,7 @@ def play_a_round(
 
     for module in ("imitation", "making"):
         monkeypatch.setattr(f"prompt_r1.evaluation.{module}.load_agent", lambda *_: agent)
-    monkeypatch.setattr(imitation, "find_agent", lambda *_: "start")
+    monkeypatch.setattr(imitation, "make_agent", lambda *_: "start")
     monkeypatch.setattr(imitation, "fine_tune_agent", note)
     monkeypatch.setattr(imitation, "ROUNDS", 1)
     method("rft", environment, agent="start", train=train, calls=calls)

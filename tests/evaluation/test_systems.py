@@ -33,8 +33,8 @@ from prompt_r1.evaluation.preflight import (
     read_evaluation,
 )
 from prompt_r1.evaluation.settings import EvaluateConfig
-from prompt_r1.pair.named_agent import NamedAgent
-from prompt_r1.settings.agent import ENVIRONMENT_SYSTEM, GAME_FILE
+from prompt_r1.pair.named_agent import GAME_FILE, NamedAgent
+from prompt_r1.settings.agent import ENVIRONMENT_SYSTEM
 from prompt_r1.settings.train import TrainConfig
 from tests.support.exports import save_run
 from tests.support.json_server import JsonHandler, serving

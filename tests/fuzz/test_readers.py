@@ -15,8 +15,7 @@ from prompt_r1.environments.sources import Reply
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.predictions import Prediction, System, read_predictions, to_row
 from prompt_r1.pair.chat_format import Failure, read_request
-from prompt_r1.pair.named_agent import trained_config
-from prompt_r1.settings.agent import GAME_FILE
+from prompt_r1.pair.named_agent import GAME_FILE, trained_config
 from prompt_r1.settings.fields import write_yaml
 from prompt_r1.settings.train import TrainConfig, train_config
 from prompt_r1.training.report import page

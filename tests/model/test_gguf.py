@@ -16,7 +16,7 @@ from prompt_r1.errors import UsageError, is_out_of_memory
 from prompt_r1.model.gguf import gguf_folder, is_gguf
 from prompt_r1.model.packing import pack
 from prompt_r1.pair.agent import Agent, load_agent
-from prompt_r1.pair.named_agent import find_agent, resolve_agent
+from prompt_r1.pair.named_agent import make_agent, resolve_agent
 from prompt_r1.settings.train import TrainConfig, train_config
 from prompt_r1.types import Question, Trajectory
 from tests.support.at_once import at_once
@@ -45,9 +45,9 @@ def test_a_name_that_is_no_gguf_file_is_said_so(tmp_path):
     (tmp_path / "text.gguf").write_text("no model")
     assert not is_gguf("HuggingFaceTB/SmolLM2-135M-Instruct")
     with pytest.raises(UsageError, match=r"text\.gguf is no GGUF file"):
-        find_agent(str(tmp_path / "text.gguf"), seed=0)
+        make_agent(str(tmp_path / "text.gguf"), seed=0)
     with pytest.raises(UsageError, match=r"none\.gguf: .*no such file"):
-        find_agent(str(tmp_path / "none.gguf"), seed=0)
+        make_agent(str(tmp_path / "none.gguf"), seed=0)
 
 
 def test_the_agent_smollm2_has_the_settings_of_small_models():
@@ -132,7 +132,7 @@ def smollm2() -> Agent:
 @pytest.fixture(scope="module")
 def plain() -> torch.nn.Module:
     """SmolLM2 as transformers loads it."""
-    return AutoModelForCausalLM.from_pretrained(find_agent("smollm2", 0), dtype=torch.float32).eval()
+    return AutoModelForCausalLM.from_pretrained(make_agent("smollm2", 0), dtype=torch.float32).eval()
 
 
 @pytest.fixture(scope="module")
@@ -187,7 +187,7 @@ def test_packed_games_and_the_engine_have_the_log_probabilities_of_the_unmodifie
 @needs_smollm2
 @pytest.mark.slow
 def test_an_exported_agent_is_the_same_model_for_transformers(smollm2, plain, tmp_path):
-    start = Path(find_agent("smollm2", 0))
+    start = Path(make_agent("smollm2", 0))
     folder = export(smollm2.policy, start, TrainConfig(agent="smollm2"), tmp_path / "agent", {"step": 1})
     exported = AutoModelForCausalLM.from_pretrained(folder).state_dict()
     assert exported.keys() == plain.state_dict().keys()

@@ -12,8 +12,7 @@ from prompt_r1.errors import UsageError
 from prompt_r1.miniworld.agent import mini_agent
 from prompt_r1.model import loading
 from prompt_r1.pair.agent import load_agent
-from prompt_r1.pair.named_agent import check_agent, resolve_agent
-from prompt_r1.settings.agent import GAME_FILE
+from prompt_r1.pair.named_agent import GAME_FILE, locate_agent, resolve_agent
 from prompt_r1.settings.train import PRESETS, TrainConfig
 from tests.support.exports import save_run
 
@@ -55,9 +54,9 @@ def test_a_typo_in_the_path_of_an_agent_is_a_typo_in_a_path(tmp_path, monkeypatc
         save_run(Path("runs", name), seed=0, step=1, saved=saved)
         os.utime(Path("runs", name, "agent/config.json"), (saved, saved))
     with pytest.raises(UsageError) as refused:
-        check_agent(typed)
+        locate_agent(typed)
     assert str(refused.value) == f"--agent {typed}: there is no such folder{end}"
-    assert check_agent("Qwen/Qwen3-0.6B") == "Qwen/Qwen3-0.6B" and check_agent("gpt2") == "gpt2"
+    assert locate_agent("Qwen/Qwen3-0.6B") == "Qwen/Qwen3-0.6B" and locate_agent("gpt2") == "gpt2"
 
 
 @pytest.mark.parametrize(
@@ -77,10 +76,10 @@ def test_a_hub_id_is_refused_for_a_similar_run_only_if_the_hub_lacks_it(
     monkeypatch.chdir(tmp_path)
     save_run(Path("runs", run), seed=0, step=1, saved=1)
     monkeypatch.setattr(loading, "file_exists", lambda *_: True)
-    assert check_agent(name) == name
+    assert locate_agent(name) == name
     monkeypatch.setattr(loading, "file_exists", lambda *_: False)
     with pytest.raises(UsageError) as refused:
-        check_agent(name)
+        locate_agent(name)
     assert str(refused.value) == (
         f"there is no folder {name!r}, and the Hub has no such model; did you mean {meant}?"
     )

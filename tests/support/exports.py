@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from prompt_r1.model.policy import Policy
-from prompt_r1.settings.agent import GAME_FILE, STEP_FILE
+from prompt_r1.pair.named_agent import GAME_FILE, STEP_FILE
 from prompt_r1.settings.fields import write_yaml
 from prompt_r1.settings.train import PRESETS, TrainConfig
 from prompt_r1.training.export import export_agent

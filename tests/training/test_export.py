@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from prompt_r1.model.loading import load_policy
 from prompt_r1.model.lora import adapters_of, add_lora
 from prompt_r1.model.policy import Policy
+from prompt_r1.pair.named_agent import STEP_FILE
 from prompt_r1.programs import sealed_folders
-from prompt_r1.settings.agent import STEP_FILE
 from prompt_r1.settings.train import TrainConfig
 from tests.support import tiny
 from tests.support.exports import export, load_tensors

@@ -18,9 +18,8 @@ from prompt_r1.model import machine
 from prompt_r1.model.distributed import RankLost
 from prompt_r1.model.machine import limit_threads, usable_cores
 from prompt_r1.pair.api import open_pair
-from prompt_r1.pair.named_agent import resolve_agent
+from prompt_r1.pair.named_agent import GAME_FILE, resolve_agent
 from prompt_r1.pair.settings import PairConfig
-from prompt_r1.settings.agent import GAME_FILE
 from prompt_r1.training import forked_ranks
 from prompt_r1.training.forked_ranks import fork_ranks, rank_count, wait_for_ranks
 from prompt_r1.training.log import read_metrics
