@@ -18,7 +18,9 @@ class EvaluateConfig(PlayConfig):
         ("mini",), "mini, mini:validation, mini:ood, files, hf:ORG/NAME:SPLIT"
     )
     method: tuple[str, ...] = everyday_setting(
-        (), f"{', '.join(METHODS)} ({' '.join(DEFAULT_METHODS)}; with --tables the paper's)", tuple(METHODS)
+        (),
+        f"{', '.join(METHODS)} ({' '.join(DEFAULT_METHODS)}; with --tables the paper's)",
+        choices=tuple(METHODS),
     )
     agent: tuple[str, ...] = everyday_setting(
         (), "run or model folders, hub ids, or mini", default_text="newest mini run"
@@ -28,7 +30,9 @@ class EvaluateConfig(PlayConfig):
     tables: bool = setting(False, "fill the paper's Tables 2 to 5: every method, ablation and transfer")
     limit: int = everyday_setting(0, "questions of each file, a random sample stratified by dataset; 0: all")
     repeats: int = setting(1, "answers to each question, averaged per question", POSITIVE)
-    metrics: str = setting("strict", "rules of EM, SM and F1: ours, or the release's", ("strict", "official"))
+    metrics: str = setting(
+        "strict", "rules of EM, SM and F1: ours, or the release's", choices=("strict", "official")
+    )
     metric: tuple[str, ...] = setting(
         (), "MODULE:FUNCTION of your own metrics: (answer, question) -> 0 to 1, a column beside EM"
     )

@@ -58,9 +58,8 @@ class Setting:
     """Describes a field of a config that flags and YAML files can set, beside its name, type and default."""
 
     help: str  # its line in the help
-    # The range of a number, or the choices of a text. A text without choices has a range, too, which means
-    # nothing.
-    allowed: Range | tuple[str, ...]
+    range: Range = NOT_NEGATIVE  # of a number
+    choices: tuple[str, ...] = ()  # the texts that it may be; (): any text
     everyday: bool = False  # whether --help shows it; --help-all shows all settings
     # Whether a resumed run, and all answers of an evaluation, need the same value.
     defines_experiment: bool = False
@@ -68,15 +67,10 @@ class Setting:
     group: str = ""  # its heading in --help-all
     default_text: str = ""  # what the help says in place of the default; "": the default itself
 
-    @property
-    def choices(self) -> tuple[str, ...]:
-        """The texts that it may be; (): any text."""
-        return self.allowed if isinstance(self.allowed, tuple) else ()
 
-
-def setting(default: Any, help: str, allowed: Range | tuple[str, ...] = NOT_NEGATIVE, **others: Any) -> Any:
+def setting(default: Any, help: str, range: Range = NOT_NEGATIVE, **others: Any) -> Any:
     """A field of a config with this default. The other arguments are those of `Setting`."""
-    return field(default=default, metadata={"setting": Setting(help, allowed, **others)})
+    return field(default=default, metadata={"setting": Setting(help, range, **others)})
 
 
 everyday_setting = partial(setting, everyday=True)
@@ -131,9 +125,7 @@ def checked_value(f: Field[Any], value: object, name: str) -> Any:
     if isinstance(converted, str):
         _check_text(f, converted, name)
         return converted
-    allowed = about(f).allowed
-    assert isinstance(allowed, Range), f"{f.name} is a number, and has choices"
-    check_number(name, converted, allowed)
+    check_number(name, converted, about(f).range)
     # Only a number in its range becomes a float: float() raises OverflowError for a very large integer.
     return float(converted) if kind is float else converted
 

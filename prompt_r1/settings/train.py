@@ -61,10 +61,14 @@ class TrainConfig(AgentConfig):
         0, "rank of LoRA adapters of the frozen weights; 0: train all weights"
     )
     kl_coef: float = algorithm_setting(0.001, "weight of the KL to the frozen start (eq. 17); 0: no KL")
-    loss: str = algorithm_setting("sequence-mean", "how tokens are averaged", ("sequence-mean", "token-mean"))
+    loss: str = algorithm_setting(
+        "sequence-mean", "how tokens are averaged", choices=("sequence-mean", "token-mean")
+    )
     loss_function: str = algorithm_setting("", "your MODULE:FUNCTION in place of the loss (eq. 17)")
     advantage: str = algorithm_setting(
-        "standardised", "eq. 16; centred does not divide by the std of the group", ("standardised", "centred")
+        "standardised",
+        "eq. 16; centred does not divide by the std of the group",
+        choices=("standardised", "centred"),
     )
     advantage_function: str = algorithm_setting(
         "", "your MODULE:FUNCTION that changes advantages, also by turn"
@@ -86,7 +90,7 @@ class TrainConfig(AgentConfig):
     parallel: str = machine_setting(
         "auto",
         "weights replicated (ddp) or sharded: over all ranks (fsdp) or in each node (hsdp)",
-        ("auto", "ddp", "fsdp", "hsdp"),
+        choices=("auto", "ddp", "fsdp", "hsdp"),
     )
     offload: bool = machine_setting(False, "keep sharded weights and AdamW's states in CPU memory")
     tokens_per_batch: int = machine_setting(

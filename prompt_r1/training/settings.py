@@ -15,7 +15,9 @@ class FineTuningConfig:
     games: str = everyday_setting(
         "", "JSONL file of games (question, turns), or demonstrations: mini, mini:KIND"
     )
-    preset: str = setting("small", "preset of instruction and limits; mini has its own", ("paper", "small"))
+    preset: str = setting(
+        "small", "preset of instruction and limits; mini has its own", choices=("paper", "small")
+    )
     out: str = everyday_setting("", "folder for the agent and metrics.jsonl (runs/sft-seedN)")
     seed: int = setting(0, "seed of the order of questions, the adapters and the mini world", ANY)
     rank: int = setting(0, "rank of LoRA adapters, alpha is twice as much; 0: train all weights")

@@ -90,7 +90,7 @@ def two_values(setting: Field[Any], default: Any) -> tuple[str, str]:
         default = 0 if default is None else default
         step = 1 if type_of(setting) is int else 0.125
         near = [default + step, default + 2 * step, default - step, default - 2 * step]
-        first, second = [value for value in near if value in about(setting).allowed][:2]
+        first, second = [value for value in near if value in about(setting).range][:2]
         return str(first), str(second)
     assert setting.name in TEXTS, f"TEXTS needs two values of the new setting {setting.name}"
     return TEXTS[setting.name]
