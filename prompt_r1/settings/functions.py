@@ -154,8 +154,12 @@ def _number_of(returned: Any) -> float:
         return math.nan
 
 
-def import_loss_function(name: str) -> Callable[..., Any]:
-    """The function MODULE:FUNCTION of --loss-function, whose calls are not checked."""
+def find_loss(name: str) -> Callable[..., Any]:
+    """The function MODULE:FUNCTION of --loss-function itself.
+
+    What it returns is not checked: that needs torch (`checked_loss` in training/loss_function.py). Raises
+    UsageError if it cannot be called with the tokens and their columns.
+    """
     return import_function(
         name, flag="--loss-function", takes=("logprobs", "columns"), may_take=LOSS_SETTINGS
     )

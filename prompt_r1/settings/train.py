@@ -23,8 +23,8 @@ from prompt_r1.settings.fields import LEARNING_RATE, POSITIVE, Range, flag_of, r
 from prompt_r1.settings.flags import given_values
 from prompt_r1.settings.functions import (
     OBJECT_PREFIX,
+    find_loss,
     import_advantages,
-    import_loss_function,
     import_reward,
     loss_settings_of,
 )
@@ -299,7 +299,7 @@ def check(config: TrainConfig, flags: Mapping[str, object]) -> None:
     if config.advantage_function:
         import_advantages(config.advantage_function)
     if config.loss_function:
-        taken = loss_settings_of(import_loss_function(config.loss_function))
+        taken = loss_settings_of(find_loss(config.loss_function))
         for name in ("clip", "clip_high"):
             if name in flags and name not in taken:
                 raise UsageError(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from prompt_r1.errors import UsageError
 from prompt_r1.grpo import Loss, LossColumns, grpo_loss
-from prompt_r1.settings.functions import import_loss_function, loss_settings_of, user_code
+from prompt_r1.settings.functions import find_loss, loss_settings_of, user_code
 from prompt_r1.settings.train import TrainConfig
 from prompt_r1.training.update import IMPORTANCE_CAP
 
@@ -21,9 +21,9 @@ LossFunction = Callable[[Tensor, LossColumns], Loss]
 """Takes log π_θ (N,) of N agent tokens, and what else is known of them."""
 
 
-def make_loss(config: TrainConfig, *, importance_cap: float) -> LossFunction:
+def loss_of_run(config: TrainConfig, *, importance_cap: float) -> LossFunction:
     """The loss with the settings of a run: `grpo_loss` or the user's own."""
-    function = import_loss(config.loss_function) if config.loss_function else grpo_loss
+    function = checked_loss(config.loss_function) if config.loss_function else grpo_loss
     return partial(
         function,
         clip=config.clip,
@@ -33,14 +33,13 @@ def make_loss(config: TrainConfig, *, importance_cap: float) -> LossFunction:
     )
 
 
-def import_loss(name: str) -> Callable[..., Loss]:
-    """The function MODULE:FUNCTION as a loss, which is called like `grpo_loss`.
+def checked_loss(name: str) -> Callable[..., Loss]:
+    """The function MODULE:FUNCTION as a loss, which is called like `grpo_loss` and checks what it returns.
 
-    The function gets only the keywords that it takes. Raises UsageError if it cannot be
-    imported. The loss raises UsageError if the function raises an error or returns anything but a finite loss
-    of these tokens.
+    The function gets only the keywords that it takes. Raises UsageError if it cannot be imported. The loss
+    raises UsageError if the function raises an error or returns anything but a finite loss of these tokens.
     """
-    function = import_loss_function(name)
+    function = find_loss(name)
     where = f"--loss-function {name}"
     wanted = loss_settings_of(function)
 
@@ -80,7 +79,7 @@ def try_loss(config: TrainConfig) -> None:
     optimiser step is the sum over its micro-batches, so it must not depend on which games are together.
     """
     where = f"--loss-function {config.loss_function}, tried with three made-up games:"
-    loss_of = make_loss(config, importance_cap=IMPORTANCE_CAP)
+    loss_of = loss_of_run(config, importance_cap=IMPORTANCE_CAP)
     logprobs, columns = made_up_games(with_reference=config.kl_coef > 0)
     together = loss_of(logprobs, columns).total
     together.backward()

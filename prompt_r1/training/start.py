@@ -23,7 +23,7 @@ from prompt_r1.training.batches import make_batch
 from prompt_r1.training.checkpoint import begin_states
 from prompt_r1.training.forked_ranks import fork_ranks
 from prompt_r1.training.log import Log
-from prompt_r1.training.loss_function import make_loss, try_loss
+from prompt_r1.training.loss_function import loss_of_run, try_loss
 from prompt_r1.training.models import layout_of, load_learner, load_reference
 from prompt_r1.training.run import Run, RunQuestions, with_steps
 from prompt_r1.training.run_folder import LOCK, claim, open_run
@@ -117,7 +117,7 @@ def open_parts(
         rule=config.base_rule,
         own_reward=import_reward(config.reward) if config.reward else None,
         own_advantages=import_advantages(config.advantage_function) if config.advantage_function else None,
-        loss_function=make_loss(config, importance_cap=importance_cap_of(policy)),
+        loss_function=loss_of_run(config, importance_cap=importance_cap_of(policy)),
         optimizer=make_optimizer(policy, config, ranks.device),
         log=open_log(config, folder, ranks, games=config.steps * games_of_step),
     )

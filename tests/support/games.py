@@ -18,7 +18,7 @@ from prompt_r1.model.policy import Policy, PolicyOutput
 from prompt_r1.protocol import parse
 from prompt_r1.reward import OwnReward, Rule, score_games
 from prompt_r1.training.batches import Batch, micro_batches_of
-from prompt_r1.training.loss_function import make_loss
+from prompt_r1.training.loss_function import loss_of_run
 from prompt_r1.training.update import GAP, GapLimit, UpdateStats, importance_cap_of
 from prompt_r1.types import Completion, Question, Reward, ScoredGame, Trajectory, Turn
 from tests.support import tiny
@@ -161,7 +161,7 @@ class Learner:
         self.config = SimpleNamespace(**chosen, advantage="standardised")
         self.policy, self.ranks, self.reference = policy, ranks, reference
         self.rule = self.own_reward = self.own_advantages = None
-        self.loss_function = make_loss(self.config, importance_cap=importance_cap_of(policy))
+        self.loss_function = loss_of_run(self.config, importance_cap=importance_cap_of(policy))
         self.optimizer = torch.optim.AdamW(policy.parameters(), lr=lr)
         self.gap_limit = gap_limit
         self.questions = SimpleNamespace(of_rank=lambda step, ranks: {})

@@ -11,7 +11,7 @@ from prompt_r1.errors import UsageError
 from prompt_r1.grpo import LossColumns, grpo_loss
 from prompt_r1.settings.train import train_config
 from prompt_r1.training.log import read_metrics
-from prompt_r1.training.loss_function import import_loss, made_up_games, make_loss, try_loss
+from prompt_r1.training.loss_function import checked_loss, loss_of_run, made_up_games, try_loss
 from prompt_r1.training.preflight import read_train_config
 from tests.support import tiny
 from tests.support.exports import load_tensors
@@ -229,7 +229,7 @@ def test_a_flag_that_the_users_loss_does_not_take_is_refused(own):
 def test_a_loss_with_open_keywords_gets_all_settings(own, name):
     """A bug: it got none of them, and --clip beside it was refused."""
     config = train_config(f"--loss-function own_loss:{name} --clip 0.1".split())
-    loss_of = make_loss(config, importance_cap=2.0)
+    loss_of = loss_of_run(config, importance_cap=2.0)
     logprobs, columns = made_up_games(with_reference=True)
     expected = grpo_loss(
         logprobs, columns, clip=0.1, clip_high=0.0, kl_coef=config.kl_coef, importance_cap=2.0
@@ -245,7 +245,7 @@ def test_the_metrics_of_a_loss_keep_no_graph(own):
         old=ones, reference=None, engine=ones, advantages=ones, weights=ones, game=torch.tensor([0, 1])
     )
     settings = {"clip": 0.2, "clip_high": 0.0, "kl_coef": 0.0, "importance_cap": 0.0}
-    loss = import_loss("examples.losses:gspo")(new, columns, **settings)
+    loss = checked_loss("examples.losses:gspo")(new, columns, **settings)
     assert loss.total.requires_grad
     assert not any(value.requires_grad for value in (loss.kl, loss.clip_frac, loss.token_kl))
 
