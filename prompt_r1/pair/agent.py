@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -29,26 +29,29 @@ from prompt_r1.types import GameSettings, Message, Question, Trajectory
 MAX_MEAN_CHARACTERS_PER_TOKEN = 16
 
 
-@dataclass(frozen=True)
 class Agent:
     """An agent that is ready to play: its weights in a policy, its tokenizer in a codec, and its rules."""
 
-    policy: Policy
-    codec: Codec
-    game: GameSettings
+    def __init__(self, policy: Policy, codec: Codec, game: GameSettings) -> None:
+        self.policy = policy
+        self.codec = codec
+        self.game = game
+        self._engine: Engine | None = None
 
-    @cached_property
+    @property
     def engine(self) -> Engine:
         """The engine, which is made when the agent first plays.
 
         Its KV cache takes a share of the memory that is free then. In a training, the optimiser's states are
         in memory by then, and on a GPU `training.start.warm_up` has shown how much memory an update needs.
         """
-        return Engine(self.policy, stop_ids=self.codec.stop_ids, max_tokens=self.game.max_tokens)
+        if self._engine is None:
+            self._engine = Engine(self.policy, stop_ids=self.codec.stop_ids, max_tokens=self.game.max_tokens)
+        return self._engine
 
     def close(self) -> None:
         """Free the engine with its KV cache. An agent that plays again makes a new engine."""
-        vars(self).pop("engine", None)
+        self._engine = None
 
 
 def load_agent(path: str | Path, config: AgentConfig, device: torch.device) -> Agent:
@@ -60,22 +63,23 @@ def load_agent(path: str | Path, config: AgentConfig, device: torch.device) -> A
         torch.set_num_threads(config.threads)
     # bfloat16 is slow on a CPU.
     compute = torch.float32 if device.type == "cpu" else getattr(torch, config.dtype)
-    codec = load_codec(path, config)
+    # A tokenizer or chat template that cannot be used is reported before the weights are loaded.
+    tokenizer = load_codec(path, config).tokenizer
     policy = load_policy(
         path,
         device=device,
         compute_dtype=compute,
         weights=compute,
         temperature=config.temperature,
-        vocabulary=vocabulary_of(codec.tokenizer),
+        vocabulary=vocabulary_of(tokenizer),
         max_tokens=config.max_tokens,
     )
     check_model(policy)
     # The special tokens that the model's generation config lists also end a turn. Ordinary tokens do not,
     # because transformers may list one by mistake if the model has no generation config.
-    added = codec.tokenizer.added_tokens_decoder
-    codec.stop_ids |= {end for end in policy.end_ids if end in added and added[end].special}
-    return Agent(policy, codec, config.game)
+    added = tokenizer.added_tokens_decoder
+    ends = [end for end in policy.end_ids if end in added and added[end].special]
+    return Agent(policy, Codec(tokenizer, config.instruction_text, ends), config.game)
 
 
 def with_threads_of_this_machine(config: AgentConfig) -> AgentConfig:
@@ -87,7 +91,10 @@ def with_threads_of_this_machine(config: AgentConfig) -> AgentConfig:
 
 
 def load_codec(path: str | Path, config: AgentConfig) -> Codec:
-    """Load the codec of an agent: the tokenizer of a folder or hub id, and the instruction of `config`."""
+    """Load the codec of an agent without its model, to check the tokenizer or to count tokens.
+
+    The model may have more stop tokens, which `load_agent` adds.
+    """
     return Codec(load_tokenizer(path), config.instruction_text)
 
 
