@@ -26,8 +26,8 @@ from dataclasses import replace
 from prompt_r1.errors import NoAnswer, QuestionTooLong, Resumable, UsageError
 from prompt_r1.pair.api import AsyncPair, asked_question, open_pair
 from prompt_r1.pair.dialogue import Dialogue, game_as_json
-from prompt_r1.pair.named_agent import NamedAgent, teaching_command
-from prompt_r1.pair.settings import InferConfig
+from prompt_r1.pair.named_agent import teaching_command
+from prompt_r1.pair.settings import ChosenPair, InferConfig
 from prompt_r1.programs.command_line import run_program
 from prompt_r1.programs.reading import json_object
 from prompt_r1.programs.text import printable
@@ -38,14 +38,14 @@ from prompt_r1.types import Trajectory
 ACTION_TAGS = ("<interaction_prompt>", "<answer>")
 
 
-def main(settings: tuple[InferConfig, NamedAgent]) -> None:
+def main(settings: tuple[InferConfig, ChosenPair]) -> None:
     """Ask the question of the command line, or the questions of standard input or the keyboard."""
-    config, named = settings
+    config, chosen = settings
     questions = given_questions(config.question) or typed_questions()
     view = Dialogue(ignore if config.json else show)
     games: list[Trajectory] = []
     with asyncio.Runner() as runner:
-        pair = runner.run(open_pair(config, named))
+        pair = runner.run(open_pair(chosen))
         print(printable(pair.about), file=sys.stderr, flush=True)
         try:
             for question in questions:

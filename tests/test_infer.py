@@ -27,7 +27,7 @@ from prompt_r1.environments.sources import Busy, Reply
 from prompt_r1.errors import EnvError, NoAnswer, Resumable, UsageError
 from prompt_r1.pair.dialogue import Dialogue, Pieces
 from prompt_r1.pair.named_agent import GAME_FILE, NamedAgent
-from prompt_r1.pair.settings import InferConfig
+from prompt_r1.pair.settings import ChosenPair, InferConfig
 from prompt_r1.programs.command_line import explain
 from prompt_r1.protocol import parse
 from prompt_r1.settings.agent import AgentConfig
@@ -187,7 +187,7 @@ def test_questions_that_end_with_an_error_end_with_their_total_and_closed_connec
     monkeypatch.setattr(infer, "open_pair", AsyncMock(return_value=echo_pair(environment=environment)))
     monkeypatch.setattr("sys.stdin", io.StringIO("Who?\nWhen?\nWhere?\n"))
     with pytest.raises(Resumable, match="larger limit"):
-        infer.main((InferConfig(), NamedAgent("agent", AgentConfig(), start="agent")))
+        infer.main((InferConfig(), ChosenPair(NamedAgent("agent", AgentConfig(), "agent"), InferConfig())))
     last_line = capsys.readouterr().out.splitlines()[-1]
     assert last_line.startswith("total        2 questions, 2 calls, 20 + 20 tokens, $0.0400, ")
     close.assert_awaited_once()

@@ -44,7 +44,8 @@ def read_evaluation(arguments: list[str]) -> Evaluation:
 
     Raises UsageError for an evaluation that cannot start.
     """
-    config = _with_agent_and_folder(read_play_config(EvaluateConfig, arguments))
+    config, given = read_play_config(EvaluateConfig, arguments)
+    config = _with_agent_and_folder(config)
     check_device(config.device)
     for name in config.metric:
         import_metric(name)
@@ -52,7 +53,7 @@ def read_evaluation(arguments: list[str]) -> Evaluation:
     if names_encoder and not Path(config.ssim_model, "config.json").is_file():
         raise UsageError(f"--ssim-model {config.ssim_model}: not a folder with a config.json")
     agents = find_agents(config)
-    environments = environments_of(config, agents)
+    environments = environments_of(config, given, agents)
     systems = choose_systems(config, environments, agents)
     seed = common_seed(config, agents)
     _check_question_files(config, systems)
@@ -115,8 +116,12 @@ def find_agents(config: EvaluateConfig) -> dict[str, NamedAgent]:
     return agents
 
 
-def environments_of(config: EvaluateConfig, agents: Mapping[str, NamedAgent]) -> dict[str, EvaluateConfig]:
+def environments_of(
+    config: EvaluateConfig, given: Collection[str], agents: Mapping[str, NamedAgent]
+) -> dict[str, EvaluateConfig]:
     """The environments of --env, or of the training of --agent, each with the settings by which it is asked.
+
+    `given` are the names of the settings that the user gave.
 
     There are none if no method asks an environment. Raises UsageError if a method does and there is none, and
     if agents were trained with the same environment, but with other settings of it.
@@ -128,7 +133,7 @@ def environments_of(config: EvaluateConfig, agents: Mapping[str, NamedAgent]) ->
     environments: dict[str, EvaluateConfig] = {}
     for name in config.agent:
         training = agents[name].config
-        settings = settings_of_training(config, training)
+        settings = settings_of_training(config, given, training)
         if environments.setdefault(training.env, settings) != settings:
             raise UsageError(
                 f"{name} was trained with the environment {training.env}, and so was another --agent, but "

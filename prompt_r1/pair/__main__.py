@@ -10,12 +10,13 @@ import logging
 import os
 import socket
 import sys
+from collections.abc import Collection
 from importlib.util import find_spec
 from ipaddress import ip_address
 
 from prompt_r1.environments.specs import check_usd_limit
 from prompt_r1.errors import UsageError
-from prompt_r1.pair.settings import ServeConfig, check_pair, read_play_config, with_environment
+from prompt_r1.pair.settings import ServeConfig, check_pair, read_play_config
 from prompt_r1.programs.command_line import run_program
 from prompt_r1.programs.text import printable
 
@@ -25,13 +26,13 @@ KEY = "PROMPT_R1_API_KEY"
 
 def main(arguments: list[str]) -> None:
     """Serve until SIGTERM or Ctrl-C. The requests that run at that time are still answered."""
-    config = read_play_config(ServeConfig, arguments)
+    config, given = read_play_config(ServeConfig, arguments)
     missing = [package for package in PACKAGES if find_spec(package) is None]
     if missing:
         raise UsageError(f"the server needs {' and '.join(missing)}: pip install {' '.join(missing)}")
     # A port in use is reported before the agent is loaded.
     with _listen(config.host, config.port) as listener:
-        _serve(config, listener)
+        _serve(config, given, listener)
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -44,22 +45,25 @@ def _listen(host: str, port: int) -> socket.socket:
         raise UsageError(f"cannot listen at {host}, port {port}: {reason}") from None
 
 
-def _serve(config: ServeConfig, listener: socket.socket) -> None:
-    """Open the pair and answer requests at the socket. Raises UsageError or FatalEnvError."""
+def _serve(config: ServeConfig, given: Collection[str], listener: socket.socket) -> None:
+    """Open the pair and answer requests at the socket. Raises UsageError or FatalEnvError.
+
+    `given` are the names of the settings that the user gave.
+    """
     address, port = listener.getsockname()[:2]
     is_local = ip_address(address).is_loopback
     key = os.environ.get(KEY, "").strip()
     if not key and not is_local:
         raise UsageError(f"--host {config.host}: set a key in {KEY} to listen beyond this machine")
-    named = check_pair(config)
+    chosen = check_pair(config, given)
     if config.request_usd:
-        check_usd_limit("--request-usd", with_environment(config, named.config))
+        check_usd_limit("--request-usd", chosen.config)
     # These import torch, which `--help` does not need.
     from prompt_r1.pair.agent import Limits
     from prompt_r1.pair.api import open_pair
     from prompt_r1.pair.server import ChatServer, uvicorn_server
 
-    pair = asyncio.run(open_pair(config, named))
+    pair = asyncio.run(open_pair(chosen))
     chat = ChatServer(
         pair=pair,
         model_name=config.model_name,

@@ -19,7 +19,7 @@ from prompt_r1.environments.budget import FREE
 from prompt_r1.environments.check import check_servers
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.own import Answering
-from prompt_r1.environments.specs import open_environment, open_own, trusted_names
+from prompt_r1.environments.specs import open_environment, open_own
 from prompt_r1.errors import EnvError, UsageError
 from prompt_r1.model.distributed import pick_device
 from prompt_r1.model.machine import limit_threads
@@ -35,8 +35,8 @@ from prompt_r1.pair.agent import (
     with_threads_of_this_machine,
 )
 from prompt_r1.pair.dialogue import Piece, Pieces
-from prompt_r1.pair.named_agent import NamedAgent, resolve_agent
-from prompt_r1.pair.settings import PairConfig, with_environment
+from prompt_r1.pair.named_agent import resolve_agent
+from prompt_r1.pair.settings import ChosenPair, PairConfig, choose_pair
 from prompt_r1.settings.fields import checked_value
 from prompt_r1.types import Question, Trajectory
 
@@ -96,25 +96,22 @@ def raise_for_env_error(game: Trajectory) -> None:
         raise EnvError(game.error)
 
 
-async def open_pair(config: PairConfig, named: NamedAgent, own: Answering | None = None) -> AsyncPair:
+async def open_pair(chosen: ChosenPair) -> AsyncPair:
     """Open an agent and its environment, and check both before a large agent is loaded.
 
-    `named` is the agent that `resolve_agent` found for these settings. `own` is an object of the user that
-    replaces the environment of a SPEC. Loading the agent blocks the event loop. From now on torch computes in
-    no more threads than this process has cores. Raises UsageError or FatalEnvError if the pair cannot play.
+    Loading the agent blocks the event loop. From now on torch computes in no more threads than this process
+    has cores. Raises UsageError or FatalEnvError if the pair cannot play.
     """
-    named = named.built()
+    config, named = chosen.config, chosen.agent.built()
     seed = named.config.seed if config.seed is None else config.seed
     device = pick_device(config.device)
     limit_threads()
     # The tokenizer is loaded first, so that a missing agent is reported before a missing key.
     load_codec(named.path, named.config)
-    if own is None:
-        settings = with_environment(config, named.config)
-        trusted = trusted_names(typed=[config.env], opened=[settings.env])
-        environment = open_environment(settings.env, settings, trusted=trusted, seed=seed, device=device)
+    if chosen.own is None:
+        environment = open_environment(config.env, config, trusted=chosen.trusted, seed=seed, device=device)
     else:
-        environment = open_own(own, config, seed=seed)
+        environment = open_own(chosen.own, config, seed=seed)
     await check_servers(environment)
     agent = load_agent(named.path, with_threads_of_this_machine(named.config), device)
     about = named.describe(environment=environment.name, seed=seed)
@@ -217,28 +214,27 @@ def load(
 
     Raises UsageError or FatalEnvError if the pair cannot play.
     """
-    if isinstance(env, str):
-        spec, own = env, None
-    else:
-        spec, own = "", env
     config = PairConfig(
         agent=str(agent),
-        env=spec,
+        env=env if isinstance(env, str) else "",
         env_price=(env_price,) if env_price else (),
         env_args=env_args,
         max_env_usd=max_env_usd,
         seed=seed,
         temperature=temperature,
         device=device,
-        given=frozenset({"env_args"} if env_args else ()),
     )
     for f in fields(config):
         if f.name in ("max_env_usd", "temperature"):
             checked_value(f, getattr(config, f.name), f.name)
     named = resolve_agent(config.agent)
+    if isinstance(env, str):
+        chosen = choose_pair(config, ["env_args"] if env_args else [], named)
+    else:
+        chosen = ChosenPair(named, config, own=env)
     loop = LoopThread()
     try:
-        return Pair(loop.run(open_pair(config, named, own)), loop)
+        return Pair(loop.run(open_pair(chosen)), loop)
     except BaseException:
         loop.close()
         raise

@@ -1,9 +1,11 @@
 """Settings of the programs that load a pair of agent and environment, and their checks without torch."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from prompt_r1.environments.specs import check_environment, trusted_names
+from prompt_r1.environments.own import Answering
+from prompt_r1.environments.specs import TrustedNames, check_environment, trusted_names
 from prompt_r1.pair.named_agent import NamedAgent, resolve_agent
 from prompt_r1.programs.launcher import check_device
 from prompt_r1.settings.agent import AgentConfig, EnvironmentConfig
@@ -24,7 +26,6 @@ class PlayConfig(EnvironmentConfig):
     )
     max_new: int = everyday_setting(0, "new tokens per turn; 0: as in training", defines_experiment=True)
     device: str = setting("auto", "auto, cpu or cuda")
-    given: frozenset[str] = frozenset()  # the names of the settings that the user gave; no setting
 
 
 @dataclass(frozen=True)
@@ -63,46 +64,59 @@ class ServeConfig(PairConfig):
     request_seconds: float = everyday_setting(300.0, "limit of seconds per question", POSITIVE)
 
 
-def read_play_config(kind: type[Config], arguments: list[str]) -> Config:
-    """Read a config from its flags, and note which are given. Raises UsageError as `given_values` does."""
+@dataclass(frozen=True)
+class ChosenPair:
+    """The agent and the environment that a user's settings choose. `open_pair` (api.py) opens them."""
+
+    agent: NamedAgent
+    config: PairConfig  # with the environment that is asked, and the settings by which it is asked
+    trusted: TrustedNames = field(default_factory=TrustedNames)  # of the environment's names
+    own: Answering | None = None  # an object of the user in place of the environment of a SPEC
+
+
+def read_play_config(kind: type[Config], arguments: list[str]) -> tuple[Config, Collection[str]]:
+    """Read a config from its flags. Returns it, and the names of the settings that are given.
+
+    Raises UsageError as `given_values` does.
+    """
     values = given_values(kind, arguments, presets={})
-    return kind(**values, given=frozenset(values))
+    return kind(**values), values.keys()
 
 
-def read_infer_config(arguments: list[str]) -> tuple[InferConfig, NamedAgent]:
-    """Read the settings of infer.py, and find its agent. Raises UsageError as `check_pair` does."""
-    config = read_play_config(InferConfig, arguments)
-    return config, check_pair(config)
+def read_infer_config(arguments: list[str]) -> tuple[InferConfig, ChosenPair]:
+    """Read the settings of infer.py, and choose its pair. Raises UsageError as `check_pair` does."""
+    config, given = read_play_config(InferConfig, arguments)
+    return config, check_pair(config, given)
 
 
-def check_pair(config: PairConfig) -> NamedAgent:
-    """Find the agent of a pair. Raises UsageError if device, agent or environment cannot be opened.
+def check_pair(config: PairConfig, given: Collection[str]) -> ChosenPair:
+    """Choose a pair. Raises UsageError if device, agent or environment cannot be opened.
 
-    The pair is opened with this agent. If the user names none, a newer run may have saved one by then.
+    `given` are the names of the settings that the user gave.
     """
     check_device(config.device)
     agent = resolve_agent(config.agent, max_turns=config.max_turns, max_new=config.max_new)
-    settings = with_environment(config, agent.config)
-    trusted = trusted_names(typed=[config.env], opened=[settings.env])
-    check_environment(settings.env, settings, trusted=trusted)
-    return agent
+    chosen = choose_pair(config, given, agent)
+    check_environment(chosen.config.env, chosen.config, trusted=chosen.trusted)
+    return chosen
 
 
-def with_environment(config: PairConfig, trained: AgentConfig) -> PairConfig:
-    """A user's settings, with the environment of the agent's training if the user names none by --env.
+def choose_pair(config: PairConfig, given: Collection[str], agent: NamedAgent) -> ChosenPair:
+    """Choose the environment of an agent: the one of its training if the user names none by --env.
 
-    The settings of the training, `trained`, were read from the agent's folder, which may come from anyone. So
-    their SPEC does not count as typed by the user: no key is sent to it, and no code is imported.
+    The settings of the training were read from the agent's folder, which may come from anyone. So their SPEC
+    does not count as typed by the user: no key is sent to it, and no code is imported.
     """
-    if config.env:
-        return config
-    return replace(settings_of_training(config, trained), env=trained.env)
+    settings = config
+    if not config.env:
+        settings = replace(settings_of_training(config, given, agent.config), env=agent.config.env)
+    return ChosenPair(agent, settings, trusted_names(typed=[config.env], opened=[settings.env]))
 
 
-def settings_of_training(config: Config, trained: AgentConfig) -> Config:
+def settings_of_training(config: Config, given: Collection[str], trained: AgentConfig) -> Config:
     """A user's settings for the environment of an agent's training.
 
-    System message, fields of requests and route are those of the training, unless the user gave them.
+    System message, fields of requests and route are those of the training, unless they are `given`.
     """
-    inherited = {"env_system", "env_args", "route"} - config.given
+    inherited = {"env_system", "env_args", "route"}.difference(given)
     return replace(config, **{name: getattr(trained, name) for name in inherited})

@@ -14,7 +14,8 @@ from prompt_r1.environments.sources import Caller
 from prompt_r1.environments.specs import TrustedNames, open_account, trusted_names
 from prompt_r1.environments.specs import open_environment as open_spec
 from prompt_r1.errors import Resumable, UsageError
-from prompt_r1.pair.settings import PairConfig, read_play_config, with_environment
+from prompt_r1.pair.named_agent import NamedAgent
+from prompt_r1.pair.settings import PairConfig, choose_pair, read_play_config
 from prompt_r1.settings.agent import ENVIRONMENT_SYSTEM, AgentConfig, EnvironmentConfig
 from prompt_r1.settings.fields import flag_of
 from prompt_r1.spending import Spending
@@ -174,7 +175,7 @@ LARGE = "large@http://localhost:8000/v1"
 def test_settings_of_the_training_are_sent_to_its_own_environment_only(spec, given, sent) -> None:
     """A bug: fields of the training were sent to an environment that the user named, which refused them."""
     trained = AgentConfig(env=LARGE, env_system="As trained.", env_args='{"top_p": 0.5}')
-    settings = with_environment(PairConfig(env=spec, **given, given=frozenset(given)), trained)
+    settings = choose_pair(PairConfig(env=spec, **given), given, NamedAgent("a", trained, "a")).config
     [member] = open_spec(settings.env, settings).members
     shown = {name: member.source.parameters.get(name) for name in ("system", "top_p", "seed")}
     assert shown == {"top_p": None, "seed": None} | sent
@@ -186,7 +187,8 @@ def test_settings_of_the_training_are_sent_to_its_own_environment_only(spec, giv
 def test_a_flag_with_its_default_value_replaces_a_setting_of_the_training(flag, default) -> None:
     """A bug: after a training with `--route uniform`, `--route session` was ignored."""
     trained = AgentConfig(route="uniform", env_system="As trained.", env_args='{"top_p": 0.5}')
-    settings = with_environment(read_play_config(PairConfig, [flag, default]), trained)
+    config, given = read_play_config(PairConfig, [flag, default])
+    settings = choose_pair(config, given, NamedAgent("a", trained, "a")).config
     names = ("route", "env_system", "env_args")
     expected = {name: default if flag_of(name) == flag else getattr(trained, name) for name in names}
     assert {name: getattr(settings, name) for name in names} == expected

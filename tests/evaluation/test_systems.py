@@ -55,7 +55,7 @@ def agents(tmp_path) -> dict[str, NamedAgent]:
 def evaluation_of(config: EvaluateConfig, agents: Mapping[str, NamedAgent]) -> Evaluation:
     """An evaluation of these agents, without questions."""
     config = replace(config, agent=tuple(agents))
-    environments = environments_of(config, agents)
+    environments = environments_of(config, (), agents)
     systems = choose_systems(config, environments, agents)
     return Evaluation(config, 0, [], agents, systems, environments, prices={})
 

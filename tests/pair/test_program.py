@@ -72,8 +72,8 @@ def test_the_newest_mini_run_that_was_checked_is_served(asking_agent, tmp_path, 
     monkeypatch.chdir(tmp_path)
     save_playable_run(Path("runs/checked"), asking_agent, saved=1)
 
-    def check(config):
-        found = check_pair(config)
+    def check(config, given):
+        found = check_pair(config, given)
         save_playable_run(Path("runs/later"), asking_agent, saved=2)
         return found
 
