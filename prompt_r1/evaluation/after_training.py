@@ -11,7 +11,7 @@ from prompt_r1.environments.environment import Environment
 from prompt_r1.evaluation.ask_once import direct
 from prompt_r1.evaluation.predictions import Prediction, System, prediction_of
 from prompt_r1.evaluation.scores import Means, score_predictions
-from prompt_r1.evaluation.tables import UNKNOWN, datasets_table, rate_text
+from prompt_r1.evaluation.tables import UNKNOWN, datasets_table, notes_on_texts, rate_text
 from prompt_r1.pair.agent import load_agent
 from prompt_r1.programs.progress import progress_bar
 from prompt_r1.programs.tables import text_table
@@ -66,9 +66,9 @@ async def ask_alone(
 def write_test(run: Run, predictions: Sequence[Prediction]) -> str:
     """Write the means by dataset to TEST_FILE. Returns the means over all questions, for a terminal."""
     results = score_predictions(predictions)
-    by_dataset = datasets_table(results, cells_of_test) + "\n"
+    parts = [datasets_table(results, cells_of_test), *notes_on_texts(results)]
     file = run.folder / TEST_FILE
-    run.ranks.on_first_rank(lambda: file.write_text(by_dataset, "utf-8"))
+    run.ranks.on_first_rank(lambda: file.write_text("\n\n".join(parts) + "\n", "utf-8"))
     rows = []
     for system, means in results.means.items():
         rows.append({"test": str(system), **cells_of_test(means)})

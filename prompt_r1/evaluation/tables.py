@@ -41,11 +41,26 @@ def write_results(folder: Path, results: Results, trained_with: Mapping[str, str
     replace_file(folder / RESULTS, (json.dumps(means_of_systems, indent=1) + "\n").encode())
 
     parts = [datasets_table(results, lambda means: cells_of(means, results, with_interval=results.labels))]
-    has_texts = any("text" in kinds for kinds in results.kinds.values())
-    if has_texts and "ssim" not in results.labels:
-        parts.append("SSim was not measured: `--ssim-model DIR` names its encoder.")
+    notes = notes_on_texts(results)
+    if notes and "ssim" not in results.labels:
+        notes.append("SSim was not measured: `--ssim-model DIR` names its encoder.")
+    parts += notes
     parts += paper_tables(results, trained_with)
     replace_file(folder / TABLES, ("\n\n".join(parts) + "\n").encode())
+
+
+def notes_on_texts(results: Results) -> list[str]:
+    """A line about the mean EM over all questions, if free texts are among them.
+
+    The paper's tables need none, because they report no EM of free texts.
+    """
+    questions = {prediction.question for group in results.groups.values() for prediction in group}
+    texts = [question for question in questions if question.kind == "text"]
+    if not texts:
+        return []
+    return [
+        f"EM of a free text ({len(texts)} of the {len(questions)} questions) is 0 unless every word is right."
+    ]
 
 
 def cells_of(means: Means, results: Results, *, with_interval: Collection[str]) -> dict[str, str]:
@@ -73,6 +88,7 @@ def terminal_table(results: Results) -> str:
 
     EM and a user's own metrics have intervals. Columns without any number but 0 are left out. If there are
     several systems of a method, they have numbers, and the lines below the table say what these stand for.
+    The last line is about free texts, if there are any.
     """
     rows = []
     lines_below: list[str] = []
@@ -89,7 +105,7 @@ def terminal_table(results: Results) -> str:
         if label == "n" or not (is_empty or label in NOT_ON_TERMINAL):
             labels.append(label)
     table = text_table(labels, [[row[label] for label in labels] for row in rows])
-    return "\n".join([table, *lines_below])
+    return "\n".join([table, *lines_below, *notes_on_texts(results)])
 
 
 def datasets_table(results: Results, cells: Callable[[Means], Mapping[str, str]]) -> str:

@@ -247,6 +247,17 @@ def test_sm_stands_beside_em_so_that_a_sentence_with_the_answer_is_seen(tmp_path
     assert [row[1] for row in tables if row[0] == "towns (n = 8)"] == ["EM", "SM", "F1"]
 
 
+def test_a_mean_em_over_free_texts_says_how_many_there_are(tmp_path):
+    """A bug: the EM of 0 of free texts halved the mean of the terminal without a word."""
+    short, texts = {"towns": [True] * 3}, {"XSum": [True]}
+    line = "EM of a free text (1 of the 4 questions) is 0 unless every word is right."
+    for rows, lines in [(short, []), (short | texts, [line])]:
+        results = score_predictions(predict_all(rows))
+        write_results(tmp_path, results, {})
+        for shown in (terminal_table(results), (tmp_path / "tables.md").read_text("utf-8")):
+            assert [found for found in shown.splitlines() if "free text" in found] == lines
+
+
 def test_an_evaluation_folder_is_complete_even_if_no_question_was_answered(tmp_path):
     results = score_predictions([predict(error="down")])
     write_results(tmp_path, results, {})
