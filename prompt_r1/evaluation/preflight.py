@@ -211,12 +211,17 @@ def _check_start(system: System, name: str, agent: NamedAgent, first: NamedAgent
     method_name = system.method
     if method_name == "bc" and agent.start != MINI_AGENT:
         raise UsageError("bc imitates the demonstrations of the mini agent: leave it out with other agents")
-    asks_nothing = agent.config.without_environment or system.environment == "none"
-    if method_name in ("bc", "rft") and asks_nothing:
-        raise UsageError(
-            f"{method_name} imitates games that ask an environment, and {name} with the environment "
-            f"{system.environment} asks none: leave {method_name} out"
-        )
+    if method_name in ("bc", "rft"):
+        if system.environment == "none":
+            problem = "there is none"
+        elif agent.config.game.max_turns == 1:
+            problem = f"{name} answers in its only turn"
+        else:
+            problem = ""
+        if problem:
+            raise UsageError(
+                f"{method_name} imitates games that ask an environment, and {problem}: leave it out"
+            )
     if game_of_start(first) != game_of_start(agent):
         raise UsageError(
             f"{name} begins with the agent {agent.start}, and so does another --agent, but their games "
