@@ -22,9 +22,9 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 from prompt_r1.errors import UsageError
-from prompt_r1.evaluation.ask_once import task_score
 from prompt_r1.evaluation.intervals import bounds_text, macro_interval
 from prompt_r1.evaluation.predictions import FILE, Prediction, read_predictions
+from prompt_r1.evaluation.searches import task_score
 from prompt_r1.programs.command_line import run_program
 from prompt_r1.programs.tables import markdown_table
 

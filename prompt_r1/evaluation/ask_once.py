@@ -17,7 +17,6 @@ from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.sources import Caller
 from prompt_r1.errors import EnvError
 from prompt_r1.evaluation.predictions import Prediction
-from prompt_r1.f1 import exact_match, f1
 from prompt_r1.protocol import shown_reply
 from prompt_r1.types import Message, Question
 
@@ -62,10 +61,3 @@ async def think_then_answer(
     answered = await ask_once(environment, messages, request, question, sample)
     raw = f"{thought.raw}\n\n{answered.raw}"
     return replace(answered, raw=raw, spent=thought.spent + answered.spent)
-
-
-def task_score(prediction: Prediction) -> float:
-    """The score of an answer while a method is prepared: F1 for free texts, else exact match."""
-    question = prediction.question
-    metric = f1 if question.kind == "text" else exact_match
-    return metric(prediction.answer or "", question.answers)

@@ -17,9 +17,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 
-from prompt_r1.evaluation.ask_once import task_score
 from prompt_r1.evaluation.predictions import Prediction
-from prompt_r1.evaluation.searches import VALIDATED_ON, Algorithm, Data, PromptSearch
+from prompt_r1.evaluation.searches import VALIDATED_ON, Algorithm, Data, PromptSearch, task_score
 from prompt_r1.types import Question
 
 BATCH = 3  # the number of training questions in an iteration

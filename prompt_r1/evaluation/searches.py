@@ -18,8 +18,9 @@ from statistics import fmean
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.sources import Caller, Reply
 from prompt_r1.errors import EnvError, Resumable, UsageError
-from prompt_r1.evaluation.ask_once import direct, task_score
+from prompt_r1.evaluation.ask_once import direct
 from prompt_r1.evaluation.predictions import Prediction
+from prompt_r1.f1 import exact_match, f1
 from prompt_r1.rollout import run_together
 from prompt_r1.types import Message, Question
 
@@ -167,6 +168,13 @@ class Algorithm:
     optimizer_share: float  # the optimiser's share of these calls
     fields: RequestFields  # fields of each request to the environment
     optimizer_fields: RequestFields  # fields of each request to the optimiser
+
+
+def task_score(prediction: Prediction) -> float:
+    """The score of an answer in a search: F1 for free texts, else exact match."""
+    question = prediction.question
+    metric = f1 if question.kind == "text" else exact_match
+    return metric(prediction.answer or "", question.answers)
 
 
 def searched(datasets: Sequence[str], data: Data) -> list[str]:

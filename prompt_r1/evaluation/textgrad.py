@@ -9,13 +9,13 @@ To score a prompt takes one call for each validation question. The seed prompt i
 import random
 from collections.abc import Iterator, Sequence
 
-from prompt_r1.evaluation.ask_once import task_score
 from prompt_r1.evaluation.searches import (
     SEED_PROMPT,
     VALIDATED_ON,
     Algorithm,
     Data,
     PromptSearch,
+    task_score,
     text_between,
 )
 from prompt_r1.rollout import run_together
