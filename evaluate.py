@@ -34,7 +34,6 @@ from prompt_r1.evaluation.folder_settings import keep_settings
 from prompt_r1.evaluation.making import make_method
 from prompt_r1.evaluation.methods import METHODS
 from prompt_r1.evaluation.predictions import FILE, Prediction, PredictionFile, System
-from prompt_r1.evaluation.preflight import lines_about
 from prompt_r1.evaluation.scores import score_predictions
 from prompt_r1.evaluation.searches import Data
 from prompt_r1.evaluation.similarity import SentenceEncoder, load_encoder
@@ -56,7 +55,7 @@ def main(evaluation: Evaluation) -> None:
     # The encoder is loaded first: if its files are missing, no call has been paid for.
     encoder = load_encoder(config.ssim_model, evaluation.device)
     for agent in evaluation.agents.values():
-        for line in lines_about(agent, evaluation):
+        for line in evaluation.lines_about(agent):
             print(printable(line), file=sys.stderr, flush=True)
         codec = load_codec(agent.built().path, agent.config)
         check_question_lengths(evaluation.questions, codec, agent.config.game)

@@ -12,18 +12,20 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from prompt_r1.data.questions import find_questions, sample_questions
+from prompt_r1.data.files import question_key
+from prompt_r1.data.questions import find_questions, hold_out_a_tenth, sample_questions
 from prompt_r1.environments.budget import Price
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.own import MuteEnvironment, OwnSource
 from prompt_r1.environments.sources import limit_in
 from prompt_r1.environments.specs import Account, TrustedNames, open_environment, parse_fields, trusted_names
+from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.methods import METHODS
 from prompt_r1.evaluation.predictions import System
 from prompt_r1.evaluation.searches import Data, RequestFields
 from prompt_r1.evaluation.settings import EvaluateConfig
 from prompt_r1.pair.named_agent import NamedAgent, trained_config
-from prompt_r1.settings.agent import all_mini_data
+from prompt_r1.settings.agent import HELD_OUT, all_mini_data, is_mini_data
 from prompt_r1.types import Question
 
 if TYPE_CHECKING:
@@ -92,6 +94,24 @@ class Evaluation:
                 trained[name] = agent.config.env
         return trained
 
+    def lines_about(self, agent: NamedAgent) -> list[str]:
+        """Which agent plays, and notes on how it was trained."""
+        environments = ",".join(self.environments) or "none"
+        lines = [agent.describe(environment=environments, seed=self.seed)]
+        known = trained_on(agent, self.questions)
+        if known:
+            lines.append(
+                f"Note: the agent was trained on {known:,} of these {len(self.questions):,} questions, as "
+                "far as its question files are here; `python -m prompt_r1.data split` holds some out"
+            )
+        if agent.config.reward:
+            # The name was read from the agent's folder, which may come from anyone, so it is not imported.
+            lines.append(
+                f"Note: the agent was trained with --reward {agent.config.reward}. `reward` in the "
+                "results is the reward of eq. 15 under --rule, not this one"
+            )
+        return lines
+
     def data_for(self, systems: Iterable[System]) -> Data:
         """The questions that prepare the methods of these systems, or none if no method needs them.
 
@@ -147,6 +167,26 @@ class Evaluation:
             device=self.device,
             prices=self.prices,
         )
+
+
+def trained_on(agent: NamedAgent, questions: Sequence[Question]) -> int:
+    """How many of the questions the agent was trained on, as far as its question files are here.
+
+    This is an estimate if the run held out a tenth of its data, and some of it is not here: what was held out
+    depends on all of it.
+    """
+    if trained_config(agent.path) is None:
+        return 0
+    # The folder of an agent may come from anyone, so no code is run that it names.
+    files = [name for name in agent.config.data if is_mini_data(name) or Path(name).is_file()]
+    try:
+        trained = find_questions(files, "train", agent.config.seed)
+    except UsageError:  # The files have changed since the training.
+        return 0
+    if tuple(agent.config.val_data) == (HELD_OUT,):
+        trained, _ = hold_out_a_tenth(trained, agent.config.val_limit)
+    keys = {question_key(question.text) for question in trained}
+    return sum(question_key(question.text) in keys for question in questions)
 
 
 def trusted_environments(config: EvaluateConfig, systems: Iterable[System]) -> TrustedNames:
