@@ -93,8 +93,7 @@ class Trajectory:
     logprobs: list[float] = field(default_factory=list)  # (T,) nats, as sampled; 0 for context
     turns: list[Turn] = field(default_factory=list)
     stop: Stop | None = None  # None: the game has not ended.
-    # Why the environment failed (`stop` is "env_error"), or why the question is too long to be played.
-    error: str = ""
+    error: str = ""  # What `stop` does not say, such as why the environment failed.
     # What the replies cost. A failed call counts as one call, without tokens or dollars. What the run was
     # charged may be more: see `Environment`.
     spent: Spending = field(default_factory=Spending)
