@@ -14,7 +14,7 @@ if __name__ == "__main__":  # Show --help and usage errors before the imports be
     from prompt_r1.pair.settings import read_infer_config
     from prompt_r1.programs.command_line import read_settings
 
-    settings = read_settings(read_infer_config)
+    chosen = read_settings(read_infer_config)
 
 import asyncio
 import json
@@ -38,9 +38,9 @@ from prompt_r1.types import Trajectory
 ACTION_TAGS = ("<interaction_prompt>", "<answer>")
 
 
-def main(settings: tuple[InferConfig, ChosenPair]) -> None:
+def main(chosen: ChosenPair[InferConfig]) -> None:
     """Ask the question of the command line, or the questions of standard input or the keyboard."""
-    config, chosen = settings
+    config = chosen.config
     questions = given_questions(config.question) or typed_questions()
     view = Dialogue(ignore if config.json else show)
     games: list[Trajectory] = []
@@ -163,4 +163,4 @@ def ignore(text: str) -> None:
 
 
 if __name__ == "__main__":
-    run_program(main, settings)
+    run_program(main, chosen)

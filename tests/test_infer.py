@@ -187,7 +187,7 @@ def test_questions_that_end_with_an_error_end_with_their_total_and_closed_connec
     monkeypatch.setattr(infer, "open_pair", AsyncMock(return_value=echo_pair(environment=environment)))
     monkeypatch.setattr("sys.stdin", io.StringIO("Who?\nWhen?\nWhere?\n"))
     with pytest.raises(Resumable, match="larger limit"):
-        infer.main((InferConfig(), ChosenPair(NamedAgent("agent", AgentConfig(), "agent"), InferConfig())))
+        infer.main(ChosenPair(NamedAgent("agent", AgentConfig(), "agent"), InferConfig()))
     last_line = capsys.readouterr().out.splitlines()[-1]
     assert last_line.startswith("total        2 questions, 2 calls, 20 + 20 tokens, $0.0400, ")
     close.assert_awaited_once()

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from prompt_r1.environments.own import Answering
 from prompt_r1.environments.specs import TrustedNames, check_environment, trusted_names
@@ -13,6 +13,7 @@ from prompt_r1.settings.fields import ANY, POSITIVE, Range, everyday_setting, se
 from prompt_r1.settings.flags import given_values
 
 Config = TypeVar("Config", bound="PlayConfig")
+ProgramConfig = TypeVar("ProgramConfig", bound="PairConfig")  # the config of infer.py or of the server
 
 
 @dataclass(frozen=True)
@@ -65,11 +66,11 @@ class ServeConfig(PairConfig):
 
 
 @dataclass(frozen=True)
-class ChosenPair:
+class ChosenPair(Generic[ProgramConfig]):
     """The agent and the environment that a user's settings choose. `open_pair` (api.py) opens them."""
 
     agent: NamedAgent
-    config: PairConfig  # with the environment that is asked, and the settings by which it is asked
+    config: ProgramConfig  # the user's settings, with the environment that is asked, and how it is asked
     trusted: TrustedNames = field(default_factory=TrustedNames)  # of the environment's names
     own: Answering | None = None  # an object of the user in place of the environment of a SPEC
 
@@ -83,13 +84,13 @@ def read_play_config(kind: type[Config], arguments: list[str]) -> tuple[Config, 
     return kind(**values), values.keys()
 
 
-def read_infer_config(arguments: list[str]) -> tuple[InferConfig, ChosenPair]:
+def read_infer_config(arguments: list[str]) -> ChosenPair[InferConfig]:
     """Read the settings of infer.py, and choose its pair. Raises UsageError as `check_pair` does."""
     config, given = read_play_config(InferConfig, arguments)
-    return config, check_pair(config, given)
+    return check_pair(config, given)
 
 
-def check_pair(config: PairConfig, given: Collection[str]) -> ChosenPair:
+def check_pair(config: ProgramConfig, given: Collection[str]) -> ChosenPair[ProgramConfig]:
     """Choose a pair. Raises UsageError if device, agent or environment cannot be opened.
 
     `given` are the names of the settings that the user gave.
@@ -101,7 +102,9 @@ def check_pair(config: PairConfig, given: Collection[str]) -> ChosenPair:
     return chosen
 
 
-def choose_pair(config: PairConfig, given: Collection[str], agent: NamedAgent) -> ChosenPair:
+def choose_pair(
+    config: ProgramConfig, given: Collection[str], agent: NamedAgent
+) -> ChosenPair[ProgramConfig]:
     """Choose the environment of an agent: the one of its training if the user names none by --env.
 
     The settings of the training were read from the agent's folder, which may come from anyone. So their SPEC

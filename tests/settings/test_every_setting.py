@@ -120,10 +120,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def config_of(program: str, arguments: list[str]) -> Any:
     """The config that a program makes of its arguments."""
     read, _ = PROGRAMS[program]
-    if program == "infer.py":
-        config, _agent = read(arguments)
-        return config
-    if program == "evaluate.py":
+    if program in ("infer.py", "evaluate.py"):
         return read(arguments).config
     return read(arguments)
 
