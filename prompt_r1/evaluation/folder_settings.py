@@ -24,15 +24,19 @@ from prompt_r1.settings.fields import experiment_values, flag_of, read_mapping
 SETTINGS = "config.yaml"
 
 
-def check_same_settings(folder: Path, config: EvaluateConfig, seed: int) -> dict[str, Any]:
-    """The contents of a folder's config.yaml. Raises UsageError if they contradict these settings."""
-    path = folder / SETTINGS
-    kept = read_mapping(path) if path.exists() else {}
+def check_same_settings(folder: Path, config: EvaluateConfig, seed: int) -> None:
+    """Raise UsageError if a folder's config.yaml contradicts these settings."""
+    kept = contents_of(folder)
     for name, value in settings_in_common(config, seed).items():
         if kept.get(name, value) != value:
             flag = f"{flag_of(name)} {kept[name]!r}, not {value!r}"
             raise UsageError(f"--out {folder}: its answers have {flag}: give another --out")
-    return kept
+
+
+def contents_of(folder: Path) -> dict[str, Any]:
+    """The contents of a folder's config.yaml; {} if there is none."""
+    path = folder / SETTINGS
+    return read_mapping(path) if path.exists() else {}
 
 
 def settings_in_common(config: EvaluateConfig, seed: int) -> dict[str, Any]:
@@ -47,7 +51,8 @@ def keep_settings(evaluation: Evaluation) -> None:
     has_answers = (folder / FILE).stat().st_size > 0
     if has_answers and not (folder / SETTINGS).exists():
         raise UsageError(f"--out {folder}: its answers are of an older version: give another --out")
-    kept = check_same_settings(folder, evaluation.config, evaluation.seed)
+    check_same_settings(folder, evaluation.config, evaluation.seed)
+    kept = contents_of(folder)
     dependencies = dependencies_of(evaluation)
     for name, value in dependencies.items():
         if kept.get(name, value) != value:

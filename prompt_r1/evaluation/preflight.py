@@ -112,10 +112,9 @@ def environments_of(
 ) -> dict[str, EvaluateConfig]:
     """The environments of --env, or of the training of --agent, each with the settings by which it is asked.
 
-    `given` are the names of the settings that the user gave.
-
-    There are none if no method asks an environment. Raises UsageError if a method does and there is none, and
-    if agents were trained with the same environment, but with other settings of it.
+    `given` are the names of the settings that the user gave. There are no environments if no method asks one.
+    Raises UsageError if a method does and there is none, and if agents were trained with the same
+    environment, but with other settings of it.
     """
     if not any(METHODS[name].needs_environment for name in methods_of(config)):
         return {}
