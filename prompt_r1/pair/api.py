@@ -11,7 +11,7 @@ import queue
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import CancelledError, Future
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -37,7 +37,7 @@ from prompt_r1.pair.agent import (
 from prompt_r1.pair.dialogue import Piece, Pieces
 from prompt_r1.pair.named_agent import resolve_agent
 from prompt_r1.pair.settings import ChosenPair, PairConfig, ProgramConfig, choose_pair
-from prompt_r1.settings.fields import checked_value
+from prompt_r1.settings.fields import NOT_NEGATIVE, check_number
 from prompt_r1.types import Question, Trajectory
 
 T = TypeVar("T")
@@ -224,9 +224,9 @@ def load(
         temperature=temperature,
         device=device,
     )
-    for f in fields(config):
-        if f.name in ("max_env_usd", "temperature"):
-            checked_value(f, getattr(config, f.name), f.name)
+    # The ranges of the flags.
+    check_number("max_env_usd", max_env_usd, NOT_NEGATIVE)
+    check_number("temperature", temperature, NOT_NEGATIVE)
     named = resolve_agent(config.agent)
     if isinstance(env, str):
         chosen = choose_pair(config, ["env_args"] if env_args else [], named)
