@@ -103,30 +103,30 @@ async def fine_tune_on_own_games(
     start, seed, device = settings.agent, settings.seed, torch.device(settings.device)
     rng = random.Random(f"rft {seed}")
     calls_of_round = calls / ROUNDS
-    most_of_question = GROUP_SIZE * max(1, config.game.max_turns - 1)  # calls of one question's games
+    most_calls_of_question = GROUP_SIZE * max(1, config.game.max_turns - 1)
     right: list[Trajectory] = []  # the games of all rounds that ended right
     draws = 0
     path = make_agent(start, config.seed)
     for number in range(1, ROUNDS + 1):
         player = load_agent(path, with_threads_of_this_machine(config), device)
-        made = 0  # calls of this round
-        tried = 0  # games of this round
-        while made < calls_of_round and (right or tried < GAMES_WITHOUT_RIGHT):
+        calls_made = 0  # in this round
+        games_played = 0  # in this round
+        while calls_made < calls_of_round and (right or games_played < GAMES_WITHOUT_RIGHT):
             draws += 1
             # So many questions fit into the round even if every game makes as many calls as it may.
-            fitting = max(1, int((calls_of_round - made) // most_of_question))
+            fitting = max(1, int((calls_of_round - calls_made) // most_calls_of_question))
             questions = rng.sample(train, min(fitting, QUESTIONS_AT_ONCE, len(train)))
-            seed_of_draw = f"rft {seed}/{number}/{made}"
+            seed_of_draw = f"rft {seed}/{number}/{calls_made}"
             # The draw is the epoch. A question that is drawn again gets new sampled replies.
             games = await play_games(player, environment, questions, seed=seed_of_draw, epoch=draws)
             # A game without a call counts as one, so that the round of an agent that never asks ends, too.
-            made += sum(max(1, game.spent.calls) for game in games)
-            tried += len(games)
+            calls_made += sum(max(1, game.spent.calls) for game in games)
+            games_played += len(games)
             right.extend(game for game in games if ended_right(game, config.base_rule))
         if not right:
             raise UsageError(
-                f"no game of {start} ended right in {tried}: there is nothing to imitate. If it lacks the "
-                f"format, `{teaching_command(start)}` teaches it"
+                f"no game of {start} ended right in {games_played}: there is nothing to imitate. If it lacks "
+                f"the format, `{teaching_command(start)}` teaches it"
             )
         del player  # Its KV cache is freed before the fine-tuning loads a model.
         out = folder if number == ROUNDS else folder.with_name(f"{folder.name}-round-{number}")
