@@ -89,12 +89,12 @@ def ask_missing(evaluation: Evaluation, file: PredictionFile) -> None:
             missing[system] = unanswered
     if not missing:  # A complete evaluation opens no environment and no journal.
         return
-    preparation = evaluation.data_for(missing)  # the questions for searches and fine-tuning
+    data = evaluation.data_for(missing)  # the questions for searches and fine-tuning
     account = open_account(evaluation.config, evaluation.folder)  # the journal and budget of all systems
 
     async def ask_systems() -> None:
         for system, unanswered in missing.items():
-            await ask_system(evaluation, system, unanswered, preparation, account, file)
+            await ask_system(evaluation, system, unanswered, data, account, file)
 
     asyncio.run(ask_systems())
 
@@ -103,7 +103,7 @@ async def ask_system(
     evaluation: Evaluation,
     system: System,
     unanswered: Sequence[Repeat],
-    preparation: Data,
+    data: Data,
     account: Account,
     file: PredictionFile,
 ) -> None:
@@ -122,7 +122,7 @@ async def ask_system(
             opened.push_async_callback(optimizer.close)
             if evaluation.config.optimizer_env:  # Otherwise the environment writes the prompts, too.
                 await check_servers(optimizer)
-        answer = await make_method(evaluation, system, preparation, environment, optimizer)
+        answer = await make_method(evaluation, system, data, environment, optimizer)
 
         with progress_bar(name=str(system), total=len(unanswered)) as bar:
 

@@ -21,7 +21,7 @@ from prompt_r1.evaluation.evaluation import Evaluation
 from prompt_r1.evaluation.imitation import CALLS
 from prompt_r1.evaluation.methods import METHODS
 from prompt_r1.evaluation.predictions import System, short_names
-from prompt_r1.evaluation.searches import Algorithm, Data, searched
+from prompt_r1.evaluation.searches import Algorithm, Data, names_of_searches
 from prompt_r1.spending import Spending
 from prompt_r1.training.dry_run import Case, Estimate, cases_of, mean_bytes, shown_estimate
 
@@ -111,7 +111,7 @@ def cost_of_searches(
     calls = evaluation.config.optimize_calls or algorithm.authors_calls
     share = algorithm.optimizer_share if case.name == "likely" else HIGHEST_SHARE
     of_optimizer = round(calls * share)
-    for name in searched(evaluation.datasets, data):
+    for name in names_of_searches(evaluation.datasets, data):
         questions = data.of_dataset(name).train
         spent += case.direct_call(questions, request, more=texts.prompt) * (calls - of_optimizer)
         spent += price_of_optimizer.of_call(texts.request, texts.reply) * of_optimizer

@@ -15,7 +15,7 @@ from prompt_r1.evaluation.evaluation import Evaluation, file_name
 from prompt_r1.evaluation.imitation import fine_tuned_agent
 from prompt_r1.evaluation.methods import METHODS
 from prompt_r1.evaluation.predictions import Prediction, System, prediction_of
-from prompt_r1.evaluation.searches import ALL, SEED_PROMPT, Algorithm, Data, PromptSearch, searched
+from prompt_r1.evaluation.searches import ALL, SEED_PROMPT, Algorithm, Data, PromptSearch, names_of_searches
 from prompt_r1.pair.agent import Agent, Sampling, load_agent, play_question, with_threads_of_this_machine
 from prompt_r1.pair.named_agent import make_agent
 from prompt_r1.reward import Rule, score_games
@@ -97,16 +97,17 @@ async def search_prompts(
     environment: Environment,
     optimizer: Environment,
 ) -> ReadyMethod:
-    """Search for the prompt of each dataset (see `searched`), and write the prompts to the system's folder.
+    """Search for the prompt of each dataset, and write the prompts to the system's folder.
 
-    The method then asks each question once, under the prompt of its dataset.
+    The method then asks each question once, under the prompt of its dataset. Datasets without a search of
+    their own share one (see `names_of_searches`).
     """
     config = evaluation.config
     request = request_of(system.environment)
     folder = evaluation.folder_of(system)
     folder.mkdir(parents=True, exist_ok=True)
     prompts: dict[str, str] = {}
-    for name in searched(evaluation.datasets, data):
+    for name in names_of_searches(evaluation.datasets, data):
         search = PromptSearch(
             f"{system.method} ({name})",
             environment,

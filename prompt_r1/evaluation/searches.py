@@ -177,7 +177,7 @@ def task_score(prediction: Prediction) -> float:
     return metric(prediction.answer or "", question.answers)
 
 
-def searched(datasets: Sequence[str], data: Data) -> list[str]:
+def names_of_searches(datasets: Sequence[str], data: Data) -> list[str]:
     """The datasets that get a search of their own, and ALL if there are others.
 
     A dataset gets its own search if it has both training and validation questions. If there are no validation
