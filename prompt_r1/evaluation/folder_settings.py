@@ -68,30 +68,40 @@ def dependencies_of(evaluation: Evaluation) -> dict[str, str]:
     - the system message, the request fields and the route of each environment. An agent may bring them from
       its training
     - the game of an agent's start, for methods that begin with the start
-    - digests of the question files that prepare methods, and of environments, agents and starts, if they are
-      on this machine. Methods that begin with a start do not depend on the trained agent
+    - digests of the files in `files_of`
     """
-    config = evaluation.config
     found = {}
-    paths = [name for name in (*config.train_data, *config.val_data) if not is_mini_data(name)]
-    asked_names = config.optimizer_env.split(",")
     for system, agent in evaluation.systems.items():
         if system.environment:
             asked = evaluation.environments[system.environment]
             found[f"request to {system.environment}"] = repr([asked.env_system, asked.env_args, asked.route])
-            asked_names += system.environment.split(",")
         if METHODS[system.method].agent == "start":
             found[f"game of {agent.start}"] = game_of_start(agent)
-            if agent.start not in (MINI_AGENT, SMOLLM2):
-                paths.append(agent.start)
-        elif METHODS[system.method].agent:
-            paths.append(str(agent.built().path))
-    paths += [name.removeprefix("hf:") for name in asked_names if name.startswith("hf:")]
-    here = [_agent_folder(path) for path in paths if Path(path).exists()]
-    # An agent may occur several times, by its folder and by its run. Its weights are read only once.
-    for path in dict.fromkeys(here):
+    for path in files_of(evaluation):
         found[f"digest of {path}"] = _digest(Path(path))
     return found
+
+
+def files_of(evaluation: Evaluation) -> list[str]:
+    """The files and folders on this machine that the answers depend on.
+
+    They are the question files that prepare methods, and local environments, agents and starts. A method that
+    begins with a start does not depend on the trained agent.
+    """
+    config = evaluation.config
+    names = [name for name in (*config.train_data, *config.val_data) if not is_mini_data(name)]
+    environments = config.optimizer_env.split(",")
+    for system, agent in evaluation.systems.items():
+        environments += system.environment.split(",")
+        if METHODS[system.method].agent == "start":
+            if agent.start not in (MINI_AGENT, SMOLLM2):
+                names.append(agent.start)
+        elif METHODS[system.method].agent:
+            names.append(str(agent.built().path))
+    names += [name.removeprefix("hf:") for name in environments if name.startswith("hf:")]
+    paths = [_agent_folder(name) for name in names if Path(name).exists()]
+    # An agent may occur several times, by its folder and by its run. Its weights are read only once.
+    return list(dict.fromkeys(paths))
 
 
 def game_of_start(agent: NamedAgent) -> str:
