@@ -95,7 +95,7 @@ def training_and_validation(
 
 
 def hold_out_a_tenth(questions: Sequence[Question], limit: int) -> tuple[list[Question], list[Question]]:
-    """Split off a tenth of the questions, at least one and at most `limit` (positive), as `hold_out` does."""
+    """Split off a tenth of the questions, at least one and at most `limit` (above 0), as `hold_out` does."""
     a_tenth = len(questions) // 10
     return hold_out(questions, max(1, min(limit, a_tenth)))
 

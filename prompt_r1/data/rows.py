@@ -114,13 +114,15 @@ def _table(path: Path) -> NumberedRows:
 
 
 def _parquet(path: Path) -> NumberedRows:
-    import pyarrow.parquet as pq
-
     try:
+        import pyarrow.parquet as pq
+
         with pq.ParquetFile(path) as file:
             batches = file.iter_batches(batch_size=BATCH)
             rows = (row for batch in batches for row in _rows_of_batch(batch))
             yield from enumerate(rows, start=1)
+    except ImportError:
+        raise UsageError(f"{path}: parquet needs a package: pip install -r requirements.txt") from None
     except Exception as error:  # pyarrow's own errors, or a value that Python has no type for
         raise UsageError(
             f"{path}: not readable as parquet ({first_line(error)[:120]!r}): write the file anew"

@@ -30,4 +30,5 @@ def read_answer(reply: str, request: str) -> tuple[str, float | None]:
     _, opening, answer = before_end.rpartition("<answer>")
     if not opening:
         return reply.strip(), 0.0
+    answer, _, _ = answer.partition("</answer>")  # The closing tag may stand twice.
     return answer.strip(), 1.0

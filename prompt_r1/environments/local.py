@@ -163,7 +163,7 @@ def load_local(
         folder, device=device, compute_dtype=compute, weights=compute, vocabulary=vocabulary_of(tokenizer)
     )
     check_model(policy)
-    model = policy.model.config
+    model = policy.model.config.get_text_config()
     longest = longest_game(model) or getattr(model, "max_position_embeddings", None) or MAX_DIALOGUE_TOKENS
     return LocalSource(
         policy,

@@ -23,27 +23,32 @@ def reply_of(written: str, *, label: str = "", reasoning: str = "", finish: str 
 
     If that leaves no text, the reply gets a label.
     """
-    thought, text = cut_thinking(written)
+    # If the server has separated the thinking, no block is open at the beginning.
+    thought, text = cut_thinking(written, may_be_open=not reasoning)
     text = without_end_tokens(text)
     if not text.strip() and not label:
         label = "length" if finish == "length" else "empty"
     return Reply(text, label=label, reasoning=reasoning or thought, finish=finish)
 
 
-def cut_thinking(written: str) -> tuple[str, str]:
+def cut_thinking(written: str, *, may_be_open: bool = True) -> tuple[str, str]:
     """Split a text into its thinking and the rest.
 
-    The thinking is in blocks at the beginning. If the chat template has opened the block, it is everything
-    before a lone closing tag. If a block has no closing tag, everything after its opening tag is thinking.
+    The thinking is in blocks at the beginning. If a block has no closing tag, everything after its opening
+    tag is thinking. With `may_be_open`, the chat template may have opened a block: then everything before a
+    lone closing tag is thinking.
     """
     thoughts: list[str] = []
     begin = 0  # Everything before has been read.
     while tag := THINK_TAG.search(written, begin):
-        start = begin
-        if not is_closing(tag):
-            if written[begin : tag.start()].strip():
-                break  # The reply has begun, and only mentions the tag.
+        if is_closing(tag):
+            is_mentioned = not may_be_open
+            start = begin
+        else:
+            is_mentioned = written[begin : tag.start()].strip() != ""  # The reply has begun.
             start = tag.end()
+        if is_mentioned:
+            break
         closing = next(filter(is_closing, THINK_TAG.finditer(written, tag.start())), None)
         thoughts.append(written[start : closing.start() if closing else None].strip())
         begin = closing.end() if closing else len(written)

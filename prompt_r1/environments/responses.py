@@ -64,7 +64,8 @@ def read_reply(status: int, headers: Mapping[str, str], body: bytes, *, now: flo
     data = _object_of(body)
     choice = _first_choice(data)
     error = data.get("error") or choice.get("error")
-    fields = error if isinstance(error, dict) else {}  # A 200 whose error is a text is read as a completion.
+    # A 200 whose error is a text is read as a completion. If it has no reply, `NoText` shows the error.
+    fields = error if isinstance(error, dict) else {}
     is_ok = 200 <= status < 300
     if is_ok and not any(fields.values()):
         return _read_completion(data, choice, body)
@@ -84,7 +85,9 @@ def read_reply(status: int, headers: Mapping[str, str], body: bytes, *, now: flo
     is_about_dialogue = status in (400, 422)
     unknown_field = _unknown_field(data, fields) if is_about_dialogue else ""
     says_too_long = is_about_dialogue and not unknown_field and _says_too_long(fields, codes, said)
-    if status == 413 or says_too_long:
+    # OpenAI says so of a request that is larger than the limit per minute: it will never be accepted.
+    never_fits = status == 429 and "request too large" in said.lower()
+    if status == 413 or says_too_long or never_fits:
         return Reply("", label="context_length", reason=reason)
     if status in BUSY_STATUSES or status >= 500:
         raise Busy(reason, wait=requested_wait(headers, now=now), may_be_billed=status in GATEWAY_TIMEOUTS)
@@ -149,9 +152,7 @@ def billed_tokens(usage: object) -> tuple[int, int]:
         some proxies  prompt 20, beside it 10 cached, completion 5, total 35                    30, 5
         some servers  prompt 30, completion 5, beside it 20 of thinking, total 55               30, 25
 
-    Thinking is added to the completion if there is more of it than of the completion. Cached tokens are added
-    to the prompt if there are more of them, if the usage has Anthropic's form, or if the sum then equals the
-    total. What the total has beyond the prompt is output.
+    What the total has beyond the prompt is output.
     """
     counts = _counts_of(usage)
     prompt = counts["prompt_tokens"] or counts["input_tokens"]
@@ -159,10 +160,12 @@ def billed_tokens(usage: object) -> tuple[int, int]:
     total = counts["total_tokens"]
     cached = max(counts[name] for name in CACHE_READS) + max(counts[name] for name in CACHE_WRITES)
     thinking = counts["reasoning_tokens"]
-    if thinking > completion:
+    if thinking > completion:  # So the completion does not contain it.
         completion += thinking
     from_anthropic = not counts["prompt_tokens"] and not total
-    if from_anthropic or cached > prompt or total == prompt + cached + completion:
+    # Some proxies. If cached tokens and thinking are equally many, the total may count either.
+    is_beside = total == prompt + cached + completion and thinking != cached
+    if from_anthropic or cached > prompt or is_beside:
         prompt += cached
     if prompt:  # Without it, the total says nothing about the output.
         completion = max(completion, total - prompt)

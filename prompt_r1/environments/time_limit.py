@@ -36,9 +36,11 @@ class TimeLimit:
         loop = asyncio.get_running_loop()
         begin = loop.time()
         try:
-            async with asyncio.timeout(limit):
+            async with asyncio.timeout(limit) as deadline:
                 yield
         except TimeoutError:
+            if not deadline.expired():
+                raise
             raise Busy(f"no complete response within {limit:g} s", may_be_billed=True) from None
         self._reply_seconds.append(loop.time() - begin)
 

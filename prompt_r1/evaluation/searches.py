@@ -1,9 +1,9 @@
 """What the prompt optimisers (OPRO, TextGrad and GEPA) share.
 
-As in their papers, there is a search for each dataset. Datasets without training questions share one more
-search, over all questions. The prompt becomes the system message. The user message requests the answer
-format, as in all other methods. Apart from the models a search is deterministic, and every call is in the
-journal, so a search that is repeated after a kill pays for no call twice.
+As in their papers, there is a search for each dataset. Datasets that lack training or validation
+questions share one more search, over all questions. The prompt becomes the system message. The user message
+requests the answer format, as in all other methods. Apart from the models a search is deterministic, and
+every call is in the journal, so a search that is repeated after a kill pays for no call twice.
 
 Without a limit of calls, a search makes as many steps as its authors' code. With a limit, it ends before the
 first step that might exceed the limit. A search also ends if the optimiser has no new prompts, or if no
@@ -199,4 +199,5 @@ def text_between(text: str, opening: str, closing: str) -> str:
     before_end, end, rest = text.rpartition(closing)
     _, start, inside = before_end.rpartition(opening)
     is_paired = bool(start and end) and opening not in rest
+    inside, _, _ = inside.partition(closing)  # The closing tag may stand twice.
     return inside.strip() if is_paired else ""

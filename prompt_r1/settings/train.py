@@ -109,12 +109,12 @@ class TrainConfig(AgentConfig):
 def warnings_of(config: TrainConfig) -> list[str]:
     """What a user should know before a run starts: a toy beside real parts, or the toy's learning rate."""
     data = " ".join(config.data)
-    toys = {"--agent mini": config.agent == MINI_AGENT, f"--data {data}": all_mini_data(config.data)}
+    is_toy_of = {"--agent mini": config.agent == MINI_AGENT, f"--data {data}": all_mini_data(config.data)}
     if not config.without_environment:
-        toys["--env mini"] = is_mini(config.env)
+        is_toy_of["--env mini"] = is_mini(config.env)
     warnings = []
-    if any(toys.values()) and not all(toys.values()):
-        names = ", ".join(flag for flag, is_toy in toys.items() if is_toy)
+    if any(is_toy_of.values()) and not all(is_toy_of.values()):
+        names = ", ".join(flag for flag, is_toy in is_toy_of.items() if is_toy)
         warnings.append(f"{names}: made for the invented mini world, and of no use outside it")
     if config.agent != MINI_AGENT and config.lr >= MINI["lr"]:
         warnings.append(
@@ -188,7 +188,8 @@ def train_config(arguments: list[str]) -> TrainConfig:
     config = TrainConfig(**given, env_from_file=is_file and "env" in of_source)
     config = with_defaults(config, given)
     if not config.out:
-        run = run_name(Path(source).stem, config, TrainConfig(**of_source))
+        without_flags = TrainConfig(**of_source)
+        run = run_name(Path(source).stem, config, without_flags)
         config = replace(config, out=f"runs/{run}-seed{config.seed}")
     check(config, flags)
     return config
@@ -232,11 +233,15 @@ def with_defaults(config: TrainConfig, given: Mapping[str, Any]) -> TrainConfig:
     """The config with the values that follow from other settings, unless they are `given`.
 
     Data with splits of its own is validated and tested on these. Of questions from files, a tenth is held out
-    for validation, and there is no test. "none" among the names means no questions.
+    for validation, and there is no test. "none" means no questions.
     """
     has_splits = all(has_own_splits(name) for name in config.data)
     validation = given.get("val_data", config.data if has_splits else (HELD_OUT,))
     test = given.get("test_data", config.data if has_splits else ())
+    for flag, names in (("--val-data", validation), ("--test-data", test)):
+        for word in ("none", HELD_OUT):
+            if word in names and len(names) > 1:
+                raise UsageError(f"{flag}: {word} must stand alone")
     max_new = config.max_new
     if config.without_environment and "max_new" not in given:
         max_new = config.max_tokens  # The only turn may be as long as a game.

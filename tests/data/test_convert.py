@@ -314,6 +314,7 @@ def test_a_question_is_drawn_once_despite_differences_in_case_blanks_and_dataset
         ("mix --in own.jsonl --out own.jsonl", "must not be among"),
         ("split --in own.jsonl --out own.jsonl --test o.jsonl", "must not be among"),
         ("split --in own.jsonl --out o.jsonl --test o.jsonl", "must not be among"),
+        ("split --in own.jsonl --out o.jsonl --test p.json", "p.json: only .jsonl files can be written"),
         (
             "split --in own.jsonl --out o.jsonl --test p.jsonl --share 1",
             "--share must be above 0 and below 1",

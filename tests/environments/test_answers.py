@@ -99,6 +99,7 @@ REPLIES = [
     (body_of([{"type": "text", "text": "Pa"}, {"type": "text", "text": "ris"}]), "Paris"),
     (body_of([{"type": "thinking", "thinking": "France?"}, {"type": "text", "text": "Paris"}]), "Paris"),
     (body_of("Paris", reasoning_content="Lyon?"), "Paris"),
+    (body_of("Close it with </think>.", reasoning_content="Which tag?"), "Close it with </think>."),
     (body_of("Half a sen", finish="length"), "Half a sen"),
     (body_of("Paris", finish="eos"), "Paris"),
     (body_of("Paris", finish=None), "Paris"),
@@ -155,6 +156,12 @@ def test_the_text_of_a_chat_completion_is_the_reply(body: object, text: str) -> 
         (400, error_of("maximum context length is 4096 tokens, max_tokens 9"), "context_length", ""),
         *((status, error_of(text), "context_length", "") for status, text in TOO_LONG),
         (413, b"", "context_length", ""),
+        (
+            429,
+            error_of("Request too large for gpt-4o on tokens per min (TPM): Limit 30000, Requested 42000."),
+            "context_length",
+            "",
+        ),
     ],
 )
 def test_refusals_and_limits_are_labelled_replies(status: int, body: object, label: str, text: str) -> None:
@@ -267,6 +274,17 @@ def paid_for(usage: object) -> tuple[int, int]:
         ({"input_tokens": 9, "output_tokens": 4}, (9, 4)),
         ({"prompt_tokens": 9, "completion_tokens": 4, "total_tokens": 113}, (9, 104)),
         ({"prompt_tokens": 9, "completion_tokens": 4, "total_tokens": 1}, (9, 4)),
+        # The thinking and the cached tokens are equally many. Output is dearer, so it is counted as output.
+        (
+            {
+                "prompt_tokens": 30,
+                "completion_tokens": 10,
+                "total_tokens": 50,
+                "cached_tokens": 10,
+                "reasoning_tokens": 10,
+            },
+            (30, 20),
+        ),
         ({"prompt_tokens": "9", "completion_tokens": 4.0}, (9, 4)),
         ({"prompt_tokens": 9}, (9, 9)),  # a token for each byte
         ({"prompt_tokens": -9, "completion_tokens": 10**400}, (20, 9)),

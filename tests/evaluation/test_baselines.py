@@ -56,6 +56,7 @@ def test_a_real_model_beside_the_mini_world_is_asked_as_real_models_are():
         ("Anna", ("Anna", 0.0)),
         ("<answer>Bob</answer> no: <answer>Anna</answer>", ("Anna", 1.0)),
         ("<answer><answer>Anna</answer>", ("Anna", 1.0)),
+        ("<answer>Anna</answer></answer>", ("Anna", 1.0)),
         ("</answer> Anna <answer>", ("</answer> Anna <answer>", 0.0)),
         ("<answer></answer>", ("", 1.0)),
         ("<answer>" * 50_000, ("<answer>" * 50_000, 0.0)),

@@ -260,6 +260,7 @@ def between_tags(reply: str) -> str:
         (read_instruction, "", ""),
         (read_instruction, "Between <INS> and </INS>: <INS>Be quick</INS>", "Be quick"),
         (between_tags, "Between <T> and </T> I write: <T>Be quick</T>", "Be quick"),
+        (between_tags, "<T>Be quick</T></T>", "Be quick"),
         (between_tags, "<T>Be quick</T> or <T>be sh", ""),
         (between_tags, "<T>Be quick", ""),
         (between_tags, "<T> </T>", ""),
