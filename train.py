@@ -79,14 +79,17 @@ def train(run: Run, record: Record) -> None:
             mini_batches = run.mini_batches(games_PG)
             # Measure π_old of the later mini-batches before the weights move. None stands for the first one:
             # its weights have not moved, so the forward below is π_old itself.
-            old_logprobs = [None, *(logprobs_of(policy, batches) for batches in mini_batches[1:])]
-            for batches, measured in zip(mini_batches, old_logprobs, strict=False):  # perhaps no mini-batch
+            old_logprobs = [
+                logprobs_of(policy, batches) if number > 0 else None
+                for number, batches in enumerate(mini_batches)
+            ]
+            for batches, measured in zip(mini_batches, old_logprobs, strict=True):
                 # FSDP forwards are collective: every rank has equally many micro-batches.
                 for index, batch in enumerate(batches):
                     output = policy(batch.packed)
                     old = output.logprobs.detach() if measured is None else measured[index]
-                    # The reference is the frozen start; None with kl_coef 0. Then `grpo_loss` measures the KL
-                    # to π_old instead.
+                    # The reference is the frozen start. With kl_coef 0 there is none, and `grpo_loss`
+                    # measures the KL to π_old.
                     reference = run.reference_logprobs(batch.packed)
                     columns = batch.columns(old=old, reference=reference)
                     loss = run.loss_function(output.logprobs, columns)

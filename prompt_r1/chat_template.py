@@ -137,7 +137,8 @@ class PieceEncoder:
             for number, token in added.items()
             if token.special or (len(token.content) > 1 and re.search(r"[^\w\s]", token.content))
         }
-        # A name of one character cannot be cut. `_without_control` drops such a character from the text.
+        # `untrusted` cuts a text within each of these names. A name of one character cannot be cut;
+        # `_without_control` drops it from the text.
         names = "|".join(re.escape(name) for name in control.values() if len(name) > 1)
         # Untrusted text may become the unk token, which stands for all unknown characters.
         self._control_ids = control.keys() - {tokenizer.unk_token_id}
@@ -199,9 +200,9 @@ def closing_tokens(
     `between` are the tokens from the end of an assistant's message to the next message. An end token is eos,
     or a control token such as <|im_end|>, but not bos and none of `tags`.
 
-    Most templates write an end token first, perhaps after white space. A template that writes other text
-    first, as in "### User:", closes a message with eos or not at all. In a game, the turns of such a template
-    end with eos. Raises UsageError if its tokenizer has no eos token.
+    Most templates write an end token first, perhaps after white space. Where a template writes other text
+    first, as in "### User:", eos closes the message if the template writes it at all. In a game, the agent
+    then ends its turns with eos. Raises UsageError if the tokenizer has no eos token.
     """
     added, eos = tokenizer.added_tokens_decoder, tokenizer.eos_token_id
 

@@ -12,7 +12,7 @@ class FatalEnvError(Exception):
 class UsageError(Exception):
     """Wrong usage: one sentence that says what is wrong, where, and how to fix it (exit code 2).
 
-    Every function that reads what a user gave may raise it. A docstring mentions it only to say what is
+    Every function that reads what a user gave may raise it. Docstrings name it where it is not plain what is
     refused.
     """
 

@@ -1,8 +1,8 @@
 """Score an answer by EM, SM and F1. Each is the best score over the gold answers (eqs 13 and 14).
 
-Texts are normalised before they are compared, by the strict rules or by the official ones (normalise.py). An
-empty prediction scores 0. If normalisation leaves nothing of a gold answer ("a", "$"), only the same text
-matches it.
+Texts are normalised before they are compared, by the strict rules or by the official ones (normalise.py). By
+the strict rules, an empty prediction scores 0, and if normalisation leaves nothing of a gold answer ("a",
+"$"), only the same text matches it.
 
 SSim, a metric that needs a model, is in `evaluation/similarity.py`.
 """
@@ -40,9 +40,8 @@ def _best(metric: Metric, prediction: str, answers: Sequence[str], official: boo
         predicted = normalise(prediction, official=True)
         scores = [float(metric(predicted, normalise(gold, official=True))) for gold in answers]
     else:
-        # Letter case never makes an answer wrong. But a hyphen beside a variable is a minus, and only small
-        # letters are variables: "f-16" is a difference, "F-16" a name. So the texts are compared as they are,
-        # and in lower case.
+        # The strict rules look at the case of letters: "f-16" is a difference of f and 16, "F-16" a name. So
+        # the texts are compared as they are, and in lower case, and the better score counts.
         scores = _strict_scores(metric, prediction, answers)
         scores += _strict_scores(metric, prediction.lower(), [gold.lower() for gold in answers])
     return max(scores, default=0.0)

@@ -118,7 +118,7 @@ def grpo_loss(
     `logprobs` (N,) are log π_θ of the policy that learns. No other tensor has a gradient. The weights w are
     1 / (M · |u|) for M games in the optimiser step, over all ranks, and |u| agent tokens in the token's game
     (see `training.batches`). `clip_high` 0 stands for ε. With c = 1, L is eq. 17 of the paper's later
-    version. In the first version, the policy term is -w Â log π_θ, without ratio and clip.
+    version. (The first version, with the policy term -w Â log π_θ, is in examples/losses.py.)
 
     In 16 bits engine and policy round differently, so the tokens were sampled from a slightly other
     distribution than π_old. c corrects the policy term for this difference (truncated importance sampling,
@@ -137,6 +137,6 @@ def grpo_loss(
     if importance_cap:
         importance = (columns.old - columns.engine).exp().clamp(max=importance_cap)
     total = (weights * (-importance * surrogate + kl_coef * kl)).sum()
-    # A token whose surrogate is the clipped term has no gradient.
+    # Where the clipped term is the smaller one, the ratio is a constant, and the token has no gradient.
     clip_frac = (weights * (unclipped > surrogate)).sum()
     return Loss(total, (weights * kl).sum().detach(), clip_frac.detach(), kl.detach())

@@ -69,7 +69,7 @@ MATHEMATICS = {"pi", "sqrt", "sin", "cos", "tan", "log", "ln", "exp", "√", "�
 VARIABLE = re.compile("[a-zα-ω]")
 
 SPELLINGS = {"<=": "≤", ">=": "≥", "!=": "≠", "==": "=", "$": ""}
-# A comma before exactly three digits (1,234). In India, groups of two digits may come before them (1,00,000).
+# The commas of 1,234 and, as written in India, of 1,00,000, but not of 1,23.
 THOUSANDS = re.compile(r"(?<=\d),(?=(?:\d\d,){0,4}\d{3}(?!\d))")
 ARTICLE_AFTER_OPERATOR = re.compile(r"(?<=[-+/=]\s)\s*(?:an?|the)\s+(?=\w)")  # 5 = a prime
 # The article of "a film" leaves. But "a" is a variable if an operator stands directly before it ("5+a"), or
@@ -121,23 +121,23 @@ def _words_of(tokens: Sequence[Token]) -> list[str]:
     """Join tokens to words, each mark by its role. A blank ends a word, unless the mark beside it joins."""
     words = [""]
     joins_next = False  # Whether the next token belongs to the last word, also after a blank.
-    blank = dropped = False  # Whether a blank and a dropped mark follow the last word.
+    blank = mark = False  # Whether a blank or a dropped mark stands between the last word and the next token.
     for place in range(1, len(tokens) - 1):
         token = tokens[place]
         role = _role_of(tokens, place) if token.kind == "mark" else "stays"
         if token.after_blank or role == "separates":
             blank = True
         if role in ("dropped", "separates"):
-            dropped = True
+            mark = True
             continue
-        # F-16 equals F16, but 18-20 equals 18 20.
-        two_numbers = dropped and token.kind == "number" and words[-1][-1:].isdecimal()
-        begins_word = blank or two_numbers or role == "begins"
+        # Without their marks, F-16 is one word, but 18-20 two.
+        follows_number = mark and token.kind == "number" and words[-1][-1:].isdecimal()
+        begins_word = blank or follows_number or role == "begins"
         if begins_word and not joins_next and role != "joins":
             words.append("")
         words[-1] += DROPPED_INSIDE.sub("", token.text)
         joins_next = role in ("joins", "begins")
-        blank = dropped = False
+        blank = mark = False
     return words
 
 
@@ -197,7 +197,7 @@ def _role_of(tokens: Sequence[Token], place: int) -> str:
                 return "joins"  # x < 5, T > 0
             return "begins"  # speed < 5
         case "-":
-            is_power = tokens[place - 2].text == "^"
+            is_power = before is not EDGE and tokens[place - 2].text == "^"
             if before.kind == after.kind == "number" and not is_power:
                 return "dropped"  # 18-20, but not x^2-1
             if (operand_before and operand_after) or (before.is_letter and after.is_letter):

@@ -147,8 +147,9 @@ class Codec:
     def reply(self, text: str, *, after: int, max_tokens: int = 0) -> list[int]:
         """The tokens of the environment's reply as the next user message, up to the agent's turn.
 
-        `after` is the last token of the dialogue so far. If this token does not end the agent's message, the
-        message is closed first. A reply of more than `max_tokens` tokens is cut and marked; 0: no limit.
+        `after` is the last token of the dialogue so far. If it is not `turn_end`, because the turn was cut
+        off or ended with another stop token, the agent's message is closed first. A reply of more than
+        `max_tokens` tokens is cut and marked; 0: no limit.
         """
         close = [] if after == self.turn_end else self._close
         # The text may not close our own tag.

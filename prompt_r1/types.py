@@ -94,8 +94,8 @@ class Trajectory:
     turns: list[Turn] = field(default_factory=list)
     stop: Stop | None = None  # None: the game has not ended.
     error: str = ""  # What `stop` does not say, such as why the environment failed.
-    # What the replies cost. A failed call counts as one call, without tokens or dollars. What the run was
-    # charged may be more: see `Environment`.
+    # What the replies cost. A failed call counts as one call, without tokens or dollars. The run may be
+    # charged for more: also for requests whose reply was lost.
     spent: Spending = field(default_factory=Spending)
     seconds: float = 0.0  # How long the game took.
 

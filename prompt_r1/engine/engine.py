@@ -97,7 +97,7 @@ class Engine:
     def new_sequence(self) -> Iterator[TokenSequence]:
         """The sequence of a new game. Its cache is dropped at the end of the context.
 
-        After the last game, the limits that were halved when memory ran out are restored.
+        After the last game, the scheduler gets back the limits that it halved when memory ran out (`_step`).
         """
         sequence = TokenSequence(next(self._sequence_numbers))
         self._playing += 1
@@ -198,7 +198,9 @@ class Engine:
             can_halve = scheduler.halve_limits()
             if not can_halve:
                 raise
-        if drawn is None:  # Not inside the handler, where the exception still holds the forward's tensors.
+        if (
+            drawn is None
+        ):  # Memory ran out. In the handler, the exception would still hold the forward's tensors.
             self._requeue()
             return
         scheduler.commit(counts)

@@ -150,8 +150,8 @@ def _sequence_by_sequence(
     pool = batch.pool
     layers, kv_heads = pool.keys.shape[0], pool.keys.shape[3]
     # (new tokens, Hkv, G, D) for each sequence: G query heads share a key head. With one new token, SDPA
-    # gets one head with G queries in place of G heads with one query each. The result is the same, and no key
-    # is copied for each query head, which would be far slower on a CPU.
+    # reads this as a batch of one, with G queries for each key head. The result is the same, and no key is
+    # copied for each query head, which would be far slower on a CPU.
     grouped = query.unflatten(1, (kv_heads, -1)).split(batch.counts)
     outs: list[Tensor] = []
     parts = zip(batch.sequences, batch.counts, batch.host_lengths, batch.first_blocks, grouped, strict=True)

@@ -121,11 +121,12 @@ class Budget:
 
 @dataclass
 class Bill:
-    """What the calls of a game cost, and a limit. environment.py says how the two sums differ."""
+    """What the calls of a game cost, and a limit."""
 
     max_usd: float = math.inf  # No request starts that may take `charged_usd` above this limit.
-    charged_usd: float = 0.0  # what the requests may have cost, also without a reply
-    reply_cost: Spending = field(default_factory=Spending)  # what the replies cost, also from the journal
+    charged_usd: float = 0.0  # what the requests may have cost, also those whose reply was lost
+    # What the replies cost, also those from the journal. A resumed run counts the same.
+    reply_cost: Spending = field(default_factory=Spending)
 
     def check(self, estimate: Spending) -> None:
         """Raise LimitReached if a request with this estimated cost may exceed the limit."""

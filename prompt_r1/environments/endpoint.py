@@ -72,7 +72,8 @@ class Endpoint(Source):
         # A server on this machine is slow only because of load, which more requests increase.
         self.resends_slow = not is_loopback(base_url)
         self.parameters = {"url": base_url, "system": system, **self.fields}
-        # If the server rejects the temperature 0, it samples, but equal calls still share one reply.
+        # If the server rejects the temperature 0, it samples, but equal calls still share one reply: the keys
+        # of the journal must not change.
         self.samples = self.fields.get("temperature") != 0
         self._transport = transport
         self._client: httpx.AsyncClient | None = None

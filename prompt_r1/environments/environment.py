@@ -66,7 +66,7 @@ ONE_FREE_CALL = Spending(calls=1)  # what a refused request costs; in `bill.repl
 
 # What is counted for the metrics. A call may need several requests.
 COUNTED = (
-    "paid",  # calls that were sent, also those that failed or cost nothing
+    "paid",  # calls that were sent, and not answered from the journal; some of them may cost nothing
     "failed_requests",  # requests without a reply
     "lost",  # failed requests that may have been billed
     "reused",  # calls whose reply was in the journal
@@ -277,7 +277,8 @@ class Environment:
             cost = ONE_FREE_CALL
             raise
         finally:
-            if cost is cost_if_lost:
+            is_lost = cost is cost_if_lost  # None of the cases above has set another cost.
+            if is_lost:
                 member.counts["lost"] += 1
             if reply is None:
                 member.counts["failed_requests"] += 1
@@ -313,7 +314,7 @@ class Environment:
         return metrics
 
     def _equal_calls_of(self, key: str) -> EqualCalls:
-        """The calls that a new call waits for. Without a journal, it waits for none: each call is sent."""
+        """The lock and the failure that calls with this key share. Without a journal, they share nothing."""
         if not self.journal.records:
             return EqualCalls()
         equal_calls = self._equal_calls.get(key)

@@ -68,8 +68,8 @@ class TrustedNames:
 def trusted_names(*, typed: Iterable[str], opened: Iterable[str]) -> TrustedNames:
     """The names that the user trusts: `typed` are the SPECs on the command line, `opened` all of the run's.
 
-    An object is trusted if the user typed its name. The key goes to every MODEL without URL; if the run opens
-    none, to the URLs that the user typed.
+    An object is trusted if the user typed its name. The key is the one of the MODELs without URL. If the run
+    opens none, it can only be meant for the URLs that the user typed.
     """
     typed_names = _names(typed)
     objects = {name for name in typed_names if kind_of(name) == "own"}

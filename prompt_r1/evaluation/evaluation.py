@@ -45,8 +45,8 @@ class Evaluation:
     seed: int
     questions: Sequence[Question]
     agents: Mapping[str, NamedAgent]  # the agents of --agent and --grpo-agent, by their names
-    # Each system, and the agent that the user gave for it; NO_AGENT if its method has none. This agent plays,
-    # or the method begins with the agent's start: METHODS says which.
+    # Each system, and the agent that the user named for it; NO_AGENT if its method has none. METHODS says
+    # whether this agent plays, or the model from which its training started.
     systems: Mapping[System, NamedAgent]
     environments: Mapping[str, EvaluateConfig]  # each SPEC, and the settings by which it is asked
     prices: Mapping[str, Price]  # the price of each environment and optimiser, by its name
@@ -86,7 +86,7 @@ class Evaluation:
         return [(question, sample) for question in self.questions for sample in range(self.config.repeats)]
 
     def trained_with(self) -> dict[str, str]:
-        """The environment of the training of each --agent that was trained here, by the agent's name."""
+        """The agents of --agent that were trained here, each with the environment of its training."""
         trained = {}
         for name in self.config.agent:
             agent = self.agents[name]
@@ -172,8 +172,8 @@ class Evaluation:
 def trained_on(agent: NamedAgent, questions: Sequence[Question]) -> int:
     """How many of the questions the agent was trained on, as far as its question files are here.
 
-    This is an estimate if the run held out a tenth of its data, and some of it is not here: what was held out
-    depends on all of it.
+    This is an estimate if the run held out a tenth of its data and some of its files are missing: then
+    another tenth is held out here than in the run.
     """
     if trained_config(agent.path) is None:
         return 0

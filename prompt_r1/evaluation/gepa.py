@@ -104,9 +104,9 @@ def filled_batches(questions: Sequence[Question], rng: random.Random) -> Iterato
     """Endless shuffled epochs in batches. The last batch of an epoch is filled up with its last questions."""
     while True:
         order = rng.sample(list(questions), len(questions))
-        last_first = itertools.cycle(order[::-1])
+        from_the_end = itertools.cycle(order[::-1])
         while len(order) % BATCH:
-            order.append(next(last_first))
+            order.append(next(from_the_end))
         for start in range(0, len(order), BATCH):
             yield order[start : start + BATCH]
 

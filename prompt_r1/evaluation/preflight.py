@@ -166,7 +166,8 @@ def choose_systems(
                 agent = agents.get(name, NO_AGENT)
                 system = System(method_name, spec, name)
                 if method.agent == "start":
-                    # If several agents started from one model, it is evaluated once, for the first of them.
+                    # The system bears the name of the start. If several agents started from one model, it is
+                    # evaluated once, for the first of them.
                     system = System(method_name, spec, agent.start)
                     _check_start(system, name, agent, systems.get(system, agent))
                 systems.setdefault(system, agent)

@@ -108,7 +108,8 @@ class Gen:
 Slots = Bridge | Compare | Pop | Problem | Gen
 
 # The texts that identify the meaning of a question. Their digests decide the split (`_split_of`), so the
-# published splits, and with them all published figures, depend on every character.
+# published splits, and with them all published figures, depend on every character. Some name a field that the
+# classes no longer have.
 IDENTITIES: Mapping[type[Slots], str] = {
     Bridge: "Bridge(film={film!r}, first={first!r}, second={second!r})",
     Compare: "Compare(film={film!r}, other={other!r}, kind='compare')",
@@ -266,8 +267,8 @@ def draw_slots(kind: str, world: World, films: Sequence[str], rng: random.Random
 def _split_of(slots: Slots, world: World) -> str:
     """The split of a question, which is not of an out-of-distribution kind. Its wording does not matter.
 
-    Questions about facts are divided by film, and word problems by the last two bits of a digest of the
-    question. The third bit separates validation from test.
+    A question about facts is for training unless its film is for tests. A word problem is for training unless
+    the last two bits of its digest are 0. The third bit separates validation from test.
     """
     identity = IDENTITIES[type(slots)].format(**vars(slots))
     digest = _digest(f"{world.seed} {identity}")

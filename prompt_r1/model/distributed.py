@@ -135,7 +135,7 @@ def as_shared(error: Exception, rank: int) -> Exception:
     """
     if isinstance(error, (UsageError, Resumable, FatalEnvError)):
         return error
-    if isinstance(error, OSError):  # Only `command_line.explain` knows whether it was expected.
+    if isinstance(error, OSError):  # `command_line.explain` tells a full disk from a bug.
         shared: Exception = error
     else:
         shared = RuntimeError(f"rank {rank} failed ({type(error).__name__}: {first_line(error)})")

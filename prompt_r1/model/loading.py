@@ -202,7 +202,8 @@ def longest_game(config: PretrainedConfig) -> int | None:
     # If each type of layer has its own RoPE, `rope` has a dictionary for each type.
     ropes = [rope, *(value for value in rope.values() if isinstance(value, dict))]
     kinds = {parameters.get("rope_type") for parameters in ropes}
-    if rope and kinds.isdisjoint(LENGTH_DEPENDENT):
+    has_learned_positions = not rope
+    if not has_learned_positions and kinds.isdisjoint(LENGTH_DEPENDENT):
         return None
     limits = [getattr(text, "max_position_embeddings", None)]
     for parameters in ropes:

@@ -36,12 +36,12 @@ def limit_threads(*, ranks: int = 1) -> None:
 def memory_left(device: torch.device) -> int:
     """The bytes that this process can still allocate on a device.
 
-    On a GPU, room is kept for the next update: as much as this process needed at its peak since
-    `forget_peak`. On a CPU, the ranks of one machine load their models at the same time, so each has its
-    share of the memory that the host and the limit of a container leave.
+    On a GPU, room is kept for the next update: this is what the process can have in all, minus what it had at
+    its peak since `forget_peak`, with its weights. On a CPU, the ranks of one machine load their models at
+    the same time, so each has its share of the memory that the host and the limit of a container leave.
     """
     if device.type == "cuda":
-        # torch keeps `reserved` bytes for this process, so it can use `free + reserved` in all.
+        # torch keeps `reserved` bytes for this process, so it can have `free + reserved` in all.
         free, _ = torch.cuda.mem_get_info(device)
         reserved = torch.cuda.memory_reserved(device)
         peak = torch.cuda.max_memory_allocated(device)

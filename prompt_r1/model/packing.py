@@ -85,7 +85,8 @@ def pack(groups: Sequence[Sequence[Trajectory]], device: torch.device) -> Packed
             # The game adds its tokens from `start` to `end`.
             start = 0 if number == 0 else opening_length
             end = len(game.tokens) - 1
-            # The column of each token of the game. A later game has its opening in the first game's columns.
+            # The column of each token of the game but the last, which has none: it is only a target. A later
+            # game has its opening in the first game's columns.
             columns = [*range(group_start, group_start + start)]
             columns += range(len(tokens), len(tokens) + end - start)
             for position, sampled in enumerate(game.sampled):

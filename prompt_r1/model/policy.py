@@ -207,7 +207,8 @@ class _ChunkedLogprobs(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, Tensor | None, None, None, None]:
         hidden, weight, targets = ctx.saved_tensors
         head = weight[: ctx.vocabulary].to(hidden.dtype)
-        # With products z = hidden @ head.T, d loss / d z = -scaled_grad · slope. The chain rule then gives
+        # The logits are scale · z with z = hidden @ head.T, so d loss / d z = -scaled_grad · slope. The chain
+        # rule then gives
         #     grad_hidden = -scaled_grad · slope @ head
         #     grad_head   = -slope.T @ (scaled_grad · hidden)
         scaled_grad = ctx.scale * grad

@@ -31,8 +31,8 @@ class Piece:
 class Pieces:
     """Cuts a game into pieces while it is played: the agent's turns token by token, and the replies.
 
-    `decode` returns the text of a turn's tokens. `on_piece` gets each piece. Text at the end of a turn that
-    may become a tag, and white space at the end of a block, wait for the text that follows.
+    `decode` returns the text of a turn's tokens. `on_piece` gets each piece. The end of the text so far waits
+    for more text while it may become a tag, or is white space that may end a block.
     """
 
     def __init__(self, decode: Callable[[list[int]], str], on_piece: Callable[[Piece], object]) -> None:

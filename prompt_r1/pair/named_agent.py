@@ -38,7 +38,8 @@ class NamedAgent:
 
     def built(self) -> "NamedAgent":
         """The agent with its folder or hub id: `mini` is built and a GGUF file converted, if necessary."""
-        # `mini` is the agent of seed 0, which comes with the package. --seed is the seed of its world.
+        # `mini` is the agent of seed 0, which comes with the package. --seed is the seed of its world alone.
+        # (train.py makes the agent of its own --seed.)
         return replace(self, path=make_agent(str(self.path), seed=0))
 
     def describe(self, *, environment: str, seed: int) -> str:
@@ -161,9 +162,9 @@ def _newest_first(pattern: str) -> list[Path]:
 
 
 def _check_hub_id(name: str) -> None:
-    """Raise UsageError for a name that is plainly a path, and for a name like a known one that no model has.
+    """Raise UsageError for a name that is plainly a path, and for a misspelt name of a run or built-in agent.
 
-    The Hub is asked only about a name that is like a known one.
+    The Hub is asked only about a name that resembles a known one: it may be a model's.
     """
     runs = [file.parent.parent for file in _newest_first("*/agent/config.json")]
     known = {MINI_AGENT: MINI_AGENT, SMOLLM2: SMOLLM2}

@@ -60,6 +60,7 @@ def import_function(
         raise UsageError(f"{where}: not a function")
     keywords = [name for name in may_take if name in parameters_of(function)]
     try:
+        # Any values do: only their number and the names of keywords are checked.
         inspect.signature(function).bind(*takes, **dict.fromkeys(keywords))
     except ValueError:  # A function that is written in C may have no signature. Then it is not checked.
         return function

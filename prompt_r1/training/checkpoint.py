@@ -66,8 +66,8 @@ class State:
     """The state of a run besides weights and optimiser."""
 
     trained_step: int = 0  # the last step whose update is in the weights
-    # A step is *logged* when its line in metrics.jsonl is final: a resumed run keeps this line. Until
-    # `trained_step` is logged, these are its metrics, from which a resumed run writes its line. Then: {}.
+    # A step is *logged* when its line in metrics.jsonl is final. These are the metrics of `trained_step`
+    # while its line may still change, so that a resumed run can write the line; {} when the step is logged.
     unlogged_metrics: dict[str, float] = field(default_factory=dict)
     best_step: int = -1
     best_em: float = -1.0  # below 0: no validation has judged an agent yet
@@ -112,8 +112,8 @@ def save_checkpoint(
 def _file_numbers(tensors: dict[str, Tensor], ranks: Ranks) -> dict[str, int]:
     """Return the number of each tensor's file, from 1. A file has about FILE_BYTES.
 
-    If tensors are sharded, each rank writes its shards to a file of its own under the same number. So a
-    number stands for as many files as there are writers. (`nbytes` counts all shards.)
+    If tensors are sharded, each rank writes its shards to a file of its own. So a number stands for one file
+    of each rank, and for FILE_BYTES times the number of ranks. (`nbytes` counts all shards.)
     """
     writers = 1 if ranks.mesh is None else ranks.count
     numbers = {}

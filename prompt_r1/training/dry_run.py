@@ -79,7 +79,8 @@ def cases_of(
     """The three cases. `question_bytes` is the mean length. `fields`: --env-args, sent in each call."""
     longest = limit_in(fields) or LONG_REPLY
     prompt = min(max(question_bytes // 4, SHORT_PROMPT), game.max_new)
-    most_calls = game.max_turns - 1  # The prompt of the last turn is not sent; alone, an agent has one turn.
+    # The prompt of the last turn is not sent. With --env none there is one turn, and no call.
+    most_calls = game.max_turns - 1
     ordered = sorted(prices, key=lambda price: price.tokens_in + price.tokens_out)
     mean = Price(fmean(one.tokens_in for one in prices), fmean(one.tokens_out for one in prices))
     return [

@@ -106,8 +106,8 @@ def wait_for_ranks(ranks: Mapping[int, TextIO]) -> int:
     """Wait until the ranks have ended, and return the exit code of rank 0. Forwards signals meanwhile.
 
     If rank 0 has succeeded, this waits for the other ranks. If rank 0 has failed, it does not wait for them:
-    the kernel kills them when this process exits. But one of them may have ended by itself, with another exit
-    code than rank 0, and may be the cause of the failure. What it wrote is printed.
+    the kernel kills them when this process exits. A rank that has already ended, with another exit code than
+    rank 0, may be the cause of the failure, so what it wrote is printed.
     Raises RankLost if rank 0 was killed, or if another rank fails after rank 0 has succeeded.
     """
 

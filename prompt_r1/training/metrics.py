@@ -162,7 +162,7 @@ def _reward_by_kind_of_group(games_PG: Sequence[Sequence[GameMetrics]]) -> dict[
 
 
 def group_metrics(games_PG: Sequence[Sequence[GameMetrics]]) -> dict[str, float]:
-    """The shares of dropped groups, of groups without spread and of misranked pairs.
+    """The shares of dropped groups, of groups without spread and of misranked pairs (see `ranked_pairs`).
 
     Also what the calls of the groups without spread have cost, because nothing is learned from them.
     """

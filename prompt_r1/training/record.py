@@ -96,9 +96,12 @@ class Record:
     def export_if_missing(self) -> None:
         """Export the best agent if RUN/agent is not this agent. Leaves its weights in the policy.
 
-        The run may have stopped before the export. Or newer checkpoints are damaged, and RUN/agent is of one
-        of their steps. If this one was the best, the checkpoint of the best one before is gone. Then the
-        agent of the resumed step takes its place, until a validation judges an agent.
+        There are three cases:
+
+        - The run stopped between checkpoint and export.
+        - Newer checkpoints are damaged, and RUN/agent is of one of their steps.
+        - As before, and the checkpoint of the best agent until then is gone, because a newer one was better.
+          Then the agent of the resumed step counts as the best, until a validation judges an agent.
         """
         run, state = self.run, self.state
         exported = run.ranks.on_first_rank(lambda: exported_step(run.folder / "agent"))

@@ -94,7 +94,7 @@ def check_settings(checkpoint: Path, config: AgentConfig) -> None:
 
 
 def claim(file: TextIO, run: Path) -> None:
-    """Lock a run folder, and write this process into its LOCK. The lock holds while the `file` LOCK is open.
+    """Lock a run folder while its `file` LOCK is open, and write the number of this process into the file.
 
     If the folder is locked, raises UsageError with the name of the other process.
     """

@@ -47,7 +47,8 @@ def start_run(config: TrainConfig) -> Iterator[Run]:
         # A collective may fail because another rank has died. Then this is reported as RankLost.
         with errors_as_rank_lost(ranks):
             if config.loss_function:
-                # On a machine with a GPU, torch refuses each backward of a fork whose parent has called one.
+                # It is tried in the ranks, and not before the fork: on a machine with a GPU, torch refuses
+                # each backward in a fork whose parent has called one.
                 ranks.on_every_rank(lambda: try_loss(config))
             folder = ranks.on_first_rank(lambda: open_run(config.out))
             with (folder / LOCK).open("a+") as lock, asyncio.Runner() as runner:

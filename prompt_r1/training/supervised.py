@@ -55,7 +55,8 @@ def fine_tune_agent(
     make_folder(out, _is_fine_tuning, "a fine-tuning")
     device = pick_device(config.device)
     start = make_agent(config.agent, agent_config.seed)
-    # The method rft samples the games at temperature 1, whatever the temperature of the agent's training was.
+    # A policy divides its logits by the temperature. The likelihood of the games is learned at temperature 1,
+    # at which `rft` has sampled them, whatever the temperature of the agent's training was.
     loaded_as = replace(with_threads_of_this_machine(agent_config), temperature=1.0)
     if config.threads:
         loaded_as = replace(loaded_as, threads=config.threads)

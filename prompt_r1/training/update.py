@@ -84,7 +84,7 @@ class UpdateStats:
         self.pending = []
 
     def metrics(self, ranks: Ranks) -> dict[str, float]:
-        """Means over the optimiser steps that were taken and over all ranks."""
+        """The sums over all micro-batches and ranks, divided by the number of optimiser steps taken."""
         used = ranks.gather_lists(self.used)
         steps = max(1, self.taken)
         # Before the first optimiser step, the difference is only rounding.
