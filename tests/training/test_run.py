@@ -20,10 +20,9 @@ from prompt_r1.grpo import grpo_loss
 from prompt_r1.model.distributed import Ranks
 from prompt_r1.model.policy import Policy
 from prompt_r1.pair.agent import load_agent
-from prompt_r1.pair.named_agent import exported_step
+from prompt_r1.pair.named_agent import STEP_FILE, exported_step
 from prompt_r1.programs import sealed_folders
 from prompt_r1.reward import RULES
-from prompt_r1.settings.agent import STEP_FILE
 from prompt_r1.settings.train import TrainConfig
 from prompt_r1.spending import Spending
 from prompt_r1.training import record as record_file
