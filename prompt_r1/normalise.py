@@ -202,8 +202,8 @@ def _role_of(tokens: Sequence[Token], place: int) -> str:
                 return "dropped"  # 18-20, but not x^2-1
             if (operand_before and operand_after) or (before.is_letter and after.is_letter):
                 return "joins"  # x - 1, 3 - sqrt(2), A - B
-            if not touches_before and not after.after_blank:
-                return "begins"  # -5
+            if (not touches_before or before.kind == "symbol") and not after.after_blank:
+                return "begins"  # -5, €-5
             if operand_after and (before is EDGE or before.text in "=({[,:<>≤≥≠^/+-"):
                 return "begins"  # - 5, x = - 5
             if touches_before and not touches_after:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from prompt_r1.environments.reply_text import reply_of
 from prompt_r1.environments.sources import CALL_DEADLINE, Caller, Reply, Source, byte_count
-from prompt_r1.errors import UsageError
+from prompt_r1.errors import EnvError, UsageError
 from prompt_r1.settings.functions import parameters_of, user_code
 from prompt_r1.types import Message
 
@@ -88,12 +88,12 @@ class OwnSource(Source):
 
         def ask() -> object:
             # `user_code` converts errors inside the thread, because a future cannot hold a StopIteration.
-            with user_code(what):
+            with user_code(what, passes=(EnvError,)):
                 return self._function(messages, **arguments)
 
         reply = ask() if inspect.iscoroutinefunction(self._function) else await in_daemon_thread(ask)
         # A decorated or partial async function does not look like one, so a thread may return a coroutine.
-        with user_code(what):
+        with user_code(what, passes=(EnvError,)):
             return await reply if inspect.isawaitable(reply) else reply
 
 

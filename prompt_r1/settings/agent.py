@@ -84,7 +84,7 @@ class EnvironmentConfig:
     env_price: tuple[str, ...] = call_setting(
         (), "IN,OUT: dollars per million tokens, or several", everyday=True
     )
-    env_concurrency: int = call_setting(64, "concurrent calls on each rank", POSITIVE)
+    env_concurrency: int = call_setting(64, "concurrent calls of each environment, on each rank", POSITIVE)
     max_env_calls: int = call_setting(0, "limit of calls; 0: none")
     max_env_usd: float = call_setting(0.0, "dollars (needs --env-price, max_tokens); 0: none", everyday=True)
 

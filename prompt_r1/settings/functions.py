@@ -13,7 +13,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from prompt_r1.errors import EnvError, FatalEnvError, UsageError
+from prompt_r1.errors import FatalEnvError, UsageError
 from prompt_r1.reward import OwnReward
 from prompt_r1.types import Question, Reward, ScoredGame, Trajectory
 
@@ -72,14 +72,15 @@ def import_function(
 
 
 @contextmanager
-def user_code(what: str) -> Iterator[None]:
+def user_code(what: str, *, passes: tuple[type[Exception], ...] = ()) -> Iterator[None]:
     """Inside `with`, an error in a user's own code becomes a UsageError: "`what` raised …".
 
-    EnvError, FatalEnvError and UsageError pass unchanged, because the user's code may raise them on purpose.
+    FatalEnvError, UsageError and the errors in `passes` pass unchanged, because the user's code may raise
+    them on purpose.
     """
     try:
         yield
-    except (EnvError, FatalEnvError, UsageError):
+    except (FatalEnvError, UsageError, *passes):
         raise
     except (Exception, SystemExit) as error:
         raise UsageError(f"{what} raised {described(error)}") from error

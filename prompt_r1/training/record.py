@@ -108,6 +108,10 @@ class Record:
         if exported == state.best_step or state.best_step < 0:
             return
         if run.ranks.on_first_rank(lambda: find_damage(checkpoint_of(run.folder, state.best_step))):
+            run.log.say(
+                f"The checkpoint of the best agent, of step {state.best_step}, is gone or damaged: the one "
+                f"of step {state.trained_step} counts as the best until the next validation"
+            )
             state.best_step, state.best_em = state.trained_step, -1.0
         best = checkpoint_of(run.folder, state.best_step)
         load_tensors(best, run.policy, run.optimizer, run.ranks)

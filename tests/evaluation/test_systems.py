@@ -599,6 +599,10 @@ def test_a_folder_remembers_the_contents_of_all_earlier_commands(tmp_path):
     keep_settings(second)
     with pytest.raises(UsageError, match="a/agent has changed"):
         keep_settings(first)
+    # A bug: a method that asks only the start was added, and the table showed the old answers of the agent.
+    untrained = replace(first.config, method=("untrained",))
+    with pytest.raises(UsageError, match="a/agent has changed"):
+        keep_settings(evaluation_of(untrained, find_agents(untrained)))
 
 
 def test_more_methods_and_questions_are_added_to_a_folder(evaluate_here):

@@ -20,6 +20,8 @@ import statistics
 
 import torch
 
+from prompt_r1 import EnvError
+
 class Oracle:
     def ask(self, messages):
         return "The oracle says " + str(len(messages))
@@ -51,6 +53,9 @@ def divides(game, paper):
 
 def infinite(game, paper):
     return float("inf")
+
+def judged(game, paper):
+    raise EnvError("the judge is down")
 
 def leaves(game, paper):
     raise SystemExit("no key")
@@ -123,6 +128,8 @@ def test_the_users_reward_replaces_the_papers_and_is_called_once_for_each_unbrok
             r"divides, question 'q' \(game: answered .*\), raised ZeroDivisionError: .*own_code.py, line",
         ),
         ("own_code:infinite", "own_code:infinite, question 'q' .*, returned inf, not a finite number"),
+        # A bug: it passed as the error of a call, and ended the run as a bug of ours.
+        ("own_code:judged", r"raised EnvError: the judge is down \(own_code.py, line"),
         ("own_code:leaves", r"raised SystemExit: no key \(own_code.py, line"),
         ("own_code:nothing_returned", "question 'q' .*, returned None, not a finite number"),
         ("own_code:praises", "praises, question 'q' .*, returned 'good', not a finite number"),
