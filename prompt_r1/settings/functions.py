@@ -80,7 +80,9 @@ def user_code(what: str, *, passes: tuple[type[Exception], ...] = ()) -> Iterato
     """
     try:
         yield
-    except (FatalEnvError, UsageError, *passes):
+    except (FatalEnvError, UsageError):
+        raise
+    except passes:
         raise
     except (Exception, SystemExit) as error:
         raise UsageError(f"{what} raised {described(error)}") from error
