@@ -23,5 +23,5 @@ In reading order:
     tables             the tables and files of results
     after_training     the test at the end of train.py
 
-It may import every other room.
+It may import all rooms.
 """

@@ -14,5 +14,5 @@ In reading order:
     sharding      weights that are sharded over the ranks
     fine_tuning   supervised training
 
-Imports the root of the package, `programs` and `settings`.
+It may import the root, `programs` and `settings`.
 """

@@ -21,7 +21,7 @@ import traceback
 import uuid
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
@@ -84,7 +84,7 @@ class ChatServer:
     max_sessions: int
     key: str = ""  # the key that requests must have; "": requests need no key
     is_local: bool = True  # whether only this machine reaches the server
-    sessions: int = 0  # the number of games that run
+    sessions: int = field(default=0, init=False)  # the number of games that run
 
     def app(self) -> ASGIApp:
         """The application."""
