@@ -94,12 +94,12 @@ class Budget:
         while name := self._exceeded(self.spent + self._reserved + estimate):
             if not self._reserved.calls:
                 flag = f"--max-env-{name} {self._limits[name]:g}"
-                of_rank = ""
+                rank_note = ""
                 if self._ranks > 1:
-                    of_rank = f" of this rank, which has 1/{self._ranks} of what was left at the start"
+                    rank_note = f" of this rank, which has 1/{self._ranks} of what was left at the start"
                 raise OutOfBudget(
-                    f"the budget {flag} has no room for another call{of_rank}; spent: {self.spent}; a larger "
-                    "limit resumes the run"
+                    f"the budget {flag} has no room for another call{rank_note}; spent: {self.spent}; "
+                    "a larger limit resumes the run"
                 )
             await self._settled.wait()
         self._reserved += estimate

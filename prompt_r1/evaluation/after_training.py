@@ -42,8 +42,8 @@ def compare_on_test(run: Run, questions: Sequence[Question]) -> str:
             answers[f"{name} agent"] = [prediction_of(game.trajectory, game.reward) for game in games]
             del agent  # Its memory is free before the next agent is loaded.
     predictions = []
-    for system, of_system in answers.items():
-        for prediction in of_system:
+    for system, system_answers in answers.items():
+        for prediction in system_answers:
             # The columns that only rewards read may hold objects that cannot be sent to other ranks.
             question = replace(prediction.question, extra={})
             predictions.append(replace(prediction, question=question, system=System(system)))

@@ -110,9 +110,9 @@ def cost_of_searches(
     price_of_optimizer = evaluation.prices[optimizer.split(",")[0]]
     calls = evaluation.config.optimize_calls or algorithm.authors_calls
     share = algorithm.optimizer_share if case.name == "likely" else HIGHEST_SHARE
-    of_optimizer = round(calls * share)
+    optimizer_calls = round(calls * share)
     for name in names_of_searches(evaluation.datasets, data):
         questions = data.of_dataset(name).train
-        spent += case.direct_call(questions, request, more=texts.prompt) * (calls - of_optimizer)
-        spent += price_of_optimizer.of_call(texts.request, texts.reply) * of_optimizer
+        spent += case.direct_call(questions, request, more=texts.prompt) * (calls - optimizer_calls)
+        spent += price_of_optimizer.of_call(texts.request, texts.reply) * optimizer_calls
     return spent

@@ -80,8 +80,8 @@ def answer_by_games(
     """
 
     async def answer(question: Question, sample: int) -> Prediction:
-        of_game = replace(sampling, seed=f"{sampling.seed}/{question.id}/{sample}")
-        game = await play_question(agent, environment, question, of_game, sample=sample)
+        game_sampling = replace(sampling, seed=f"{sampling.seed}/{question.id}/{sample}")
+        game = await play_question(agent, environment, question, game_sampling, sample=sample)
         [reward] = score_games([game], rule=rule)
         prediction = prediction_of(game, reward, thinks=thinks)
         return replace(prediction, spent=Spending()) if is_mute else prediction

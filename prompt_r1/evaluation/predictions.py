@@ -38,9 +38,9 @@ def short_names(systems: Iterable[System]) -> dict[System, str]:
     systems = list(systems)
     names = {}
     for system in systems:
-        of_method = [other for other in systems if other.method == system.method]
-        environments = {other.environment for other in of_method}
-        agents = {other.agent for other in of_method}
+        same_method = [other for other in systems if other.method == system.method]
+        environments = {other.environment for other in same_method}
+        agents = {other.agent for other in same_method}
         environment = system.environment if len(environments) > 1 else ""
         agent = system.agent if len(agents) > 1 else ""
         names[system] = str(System(system.method, environment, agent))

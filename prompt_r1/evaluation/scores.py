@@ -122,9 +122,9 @@ class Results:
         scores = {name: self.scores(system, name, metric) for name in reporting}
         if not scores or not all(scores.values()):
             return None
-        mean = fmean(fmean(of_dataset) for of_dataset in scores.values())
+        mean = fmean(fmean(values) for values in scores.values())
         low, high = macro_interval(scores)
-        n = sum(len(of_dataset) for of_dataset in scores.values())
+        n = sum(len(values) for values in scores.values())
         failed = [prediction for prediction in self.predictions(system, reporting) if prediction.error]
         return Rate(mean, low, high, n, errors=len(failed))
 

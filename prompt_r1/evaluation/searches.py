@@ -185,8 +185,8 @@ def names_of_searches(datasets: Sequence[str], data: Data) -> list[str]:
     """
     own = []
     for name in datasets:
-        of_dataset = data.of_dataset(name)
-        if of_dataset.train and (of_dataset.validation or not data.validation):
+        own_data = data.of_dataset(name)
+        if own_data.train and (own_data.validation or not data.validation):
             own.append(name)
     return own if len(own) == len(datasets) else [*own, ALL]
 

@@ -108,11 +108,11 @@ def _help_line(f: Field[Any], presets: Presets) -> str:
     default_text = about(f).default_text
     if default_text:
         return f"{text} (default: {default_text})"
-    of_preset = {name: _shown(preset.get(f.name, f.default)) for name, preset in presets.items()}
-    default = next(iter(of_preset.values()), _shown(f.default))
+    preset_values = {name: _shown(preset.get(f.name, f.default)) for name, preset in presets.items()}
+    default = next(iter(preset_values.values()), _shown(f.default))
     if not default:
         return text
-    others = [f"{name}: {value}" for name, value in of_preset.items() if value not in ("", default)]
+    others = [f"{name}: {value}" for name, value in preset_values.items() if value not in ("", default)]
     return f"{text} ({'; '.join([default, *others])})"
 
 

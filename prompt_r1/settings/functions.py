@@ -209,9 +209,9 @@ def _of_turns(value: Any, game: ScoredGame) -> list[float]:
     """
     turns = len(game.trajectory.turns)
     try:
-        of_turns = [float(number) for number in value]
+        numbers = [float(number) for number in value]
     except TypeError:  # It is one number for all turns, perhaps a tensor without dimensions.
-        of_turns = [float(value)] * turns
-    if len(of_turns) != turns or not all(map(math.isfinite, of_turns)):
-        raise ValueError(of_turns)
-    return of_turns
+        numbers = [float(value)] * turns
+    if len(numbers) != turns or not all(map(math.isfinite, numbers)):
+        raise ValueError(numbers)
+    return numbers

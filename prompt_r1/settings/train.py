@@ -183,12 +183,12 @@ def train_config(arguments: list[str]) -> TrainConfig:
     source = flags.get("config", preset_of(flags.get("agent", ""), default="mini"))
     is_file = source not in PRESETS
     # A file's settings that a flag overrides are left out here.
-    of_source = settings_of_file(source, flags) if is_file else PRESETS[source]
-    given = merged(of_source, flags)
-    config = TrainConfig(**given, env_from_file=is_file and "env" in of_source)
+    source_values = settings_of_file(source, flags) if is_file else PRESETS[source]
+    given = merged(source_values, flags)
+    config = TrainConfig(**given, env_from_file=is_file and "env" in source_values)
     config = with_defaults(config, given)
     if not config.out:
-        without_flags = TrainConfig(**of_source)
+        without_flags = TrainConfig(**source_values)
         run = run_name(Path(source).stem, config, without_flags)
         config = replace(config, out=f"runs/{run}-seed{config.seed}")
     check(config, flags)
@@ -217,12 +217,12 @@ def settings_of_file(source: str, flags: Mapping[str, object]) -> dict[str, Any]
     return values
 
 
-def merged(of_source: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
+def merged(source_values: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a preset or file, and of the flags, which override them."""
-    for given in (flags, of_source):
+    for given in (flags, source_values):
         if "steps" in given and given.get("epochs"):
             raise UsageError("--steps and --epochs both say how long to train: give one of them")
-    both = {**of_source, **flags}
+    both = {**source_values, **flags}
     both.pop("config", None)  # This flag names the preset or file. It is no setting.
     if "steps" in flags:
         both["epochs"] = 0  # --steps also overrides the epochs of a file.

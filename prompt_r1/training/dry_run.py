@@ -125,14 +125,14 @@ def estimate(config: TrainConfig) -> str:
         return {case.name: case.game(config.env_system) * counts[case.name] for case in cases}
 
     # The agents of several validations, and of the test, may make equal calls, which are paid once.
-    of_training = config.steps * config.questions * config.group_size
+    training_games = config.steps * config.questions * config.group_size
     validations = 1 + math.ceil(config.steps / config.save_every)  # The first is before training.
-    of_validation = validations * len(validation)
-    of_test = 2 * len(test)  # The untrained and the trained agent play each question.
+    validation_games = validations * len(validation)
+    test_games = 2 * len(test)  # The untrained and the trained agent play each question.
     parts = {
-        f"training, {of_training:,} games": cost_of(of_training, different=of_training),
-        f"validation, {of_validation:,} games": cost_of(of_validation, different=len(validation)),
-        f"test, {of_test:,} games": cost_of(of_test, different=len(test)),
+        f"training, {training_games:,} games": cost_of(training_games, different=training_games),
+        f"validation, {validation_games:,} games": cost_of(validation_games, different=len(validation)),
+        f"test, {test_games:,} games": cost_of(test_games, different=len(test)),
     }
     if test and not config.without_environment:
         request = config.env_system + request_of(config.env)

@@ -230,11 +230,11 @@ def read_groups(folder: Path, *, best: int) -> list[ShownGroup]:
         wanted |= {steps[0], middle, steps[-1]}
     groups: list[ShownGroup] = []
     for name in sorted(wanted & played.keys()):
-        of_step: list[ShownGroup] = []
+        played_groups: list[ShownGroup] = []
         for file in played[name]:  # Each rank numbers its own groups from 0.
             for _, games in groupby(_rows_of(file), key=itemgetter("group")):
-                of_step.append(ShownGroup(_source(name), list(games)))
-        groups += sorted(of_step, key=attrgetter("lacks_contrast"))[:MAX_GROUPS]
+                played_groups.append(ShownGroup(_source(name), list(games)))
+        groups += sorted(played_groups, key=attrgetter("lacks_contrast"))[:MAX_GROUPS]
     return sorted(groups, key=attrgetter("lacks_contrast"))
 
 
