@@ -65,7 +65,7 @@ def train(run: Run, record: Record) -> None:
             games_PG = compare_games(
                 trajectories_PG,
                 rewards_PG,
-                numbers=list(questions),  # of the questions in the step
+                numbers=list(questions),  # the numbers of this rank's questions
                 standardise=config.advantage == "standardised",
                 own=run.own_advantages,
             )

@@ -198,9 +198,8 @@ class Engine:
             can_halve = scheduler.halve_limits()
             if not can_halve:
                 raise
-        if (
-            drawn is None
-        ):  # Memory ran out. In the handler, the exception would still hold the forward's tensors.
+        # Memory ran out. This is not in the handler, where the exception still holds the forward's tensors.
+        if drawn is None:
             self._requeue()
             return
         scheduler.commit(counts)

@@ -26,9 +26,15 @@ def read_answer(reply: str, request: str) -> tuple[str, float | None]:
     """
     if request != IN_TAGS:
         return reply.strip(), None
-    before_end, _, _ = reply.rpartition("</answer>")
-    _, opening, answer = before_end.rpartition("<answer>")
-    if not opening:
-        return reply.strip(), 0.0
-    answer, _, _ = answer.partition("</answer>")  # The closing tag may stand twice.
-    return answer.strip(), 1.0
+    answer = last_between(reply, "<answer>", "</answer>")
+    return (reply.strip(), 0.0) if answer is None else (answer, 1.0)
+
+
+def last_between(text: str, opening: str, closing: str) -> str | None:
+    """What the last pair of `opening` and `closing` encloses; None without a pair."""
+    before_end, _, _ = text.rpartition(closing)
+    _, found, inside = before_end.rpartition(opening)
+    if not found:
+        return None
+    inside, _, _ = inside.partition(closing)  # The closing tag may stand twice.
+    return inside.strip()

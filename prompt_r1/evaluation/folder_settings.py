@@ -6,7 +6,6 @@ digests of files and agents.
 
 import hashlib
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +54,13 @@ def keep_settings(evaluation: Evaluation) -> None:
     check_same_settings(folder, evaluation.config, evaluation.seed)
     kept = contents_of(folder)
     dependencies = dependencies_of(evaluation)
-    for name, value in {**dependencies, **digests_of_agents(evaluation, kept)}.items():
+    # The tables also show what an earlier start asked, below the names of its agents.
+    for agent in evaluation.agents.values():
+        path = _agent_folder(str(agent.path))
+        name = f"digest of {path}"
+        if name in kept and name not in dependencies and Path(path).exists():
+            dependencies[name] = _digest(Path(path))
+    for name, value in dependencies.items():
         if kept.get(name, value) != value:
             raise UsageError(f"--out {folder}: {name} has changed since its answers: give another --out")
     values = {**kept, **settings_in_common(evaluation.config, evaluation.seed), **dependencies}
@@ -80,20 +85,6 @@ def dependencies_of(evaluation: Evaluation) -> dict[str, str]:
             found[f"game of {agent.start}"] = game_of_start(agent)
     for path in files_of(evaluation):
         found[f"digest of {path}"] = _digest(Path(path))
-    return found
-
-
-def digests_of_agents(evaluation: Evaluation, kept: Mapping[str, Any]) -> dict[str, str]:
-    """The digests of the named agents, as far as `kept` has one of an earlier start.
-
-    The tables show that start's answers below the agent's name, also if this start asks only its start.
-    """
-    found = {}
-    for agent in evaluation.agents.values():
-        path = _agent_folder(str(agent.path))
-        name = f"digest of {path}"
-        if name in kept and Path(path).exists():
-            found[name] = _digest(Path(path))
     return found
 
 

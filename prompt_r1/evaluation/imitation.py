@@ -109,8 +109,7 @@ async def fine_tune_on_own_games(
     path = make_agent(start, config.seed)
     for number in range(1, ROUNDS + 1):
         player = load_agent(path, with_threads_of_this_machine(config), device)
-        calls_made = 0  # in this round
-        games_played = 0  # in this round
+        calls_made = games_played = 0  # Both count this round alone.
         while calls_made < calls_of_round and (right or games_played < GAMES_WITHOUT_RIGHT):
             draws += 1
             # So many questions fit into the round even if every game makes as many calls as it may.

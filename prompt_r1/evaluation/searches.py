@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
+from prompt_r1.environments.asking import last_between
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.sources import Caller, Reply
 from prompt_r1.errors import EnvError, Resumable, UsageError
@@ -196,8 +197,5 @@ def text_between(text: str, opening: str, closing: str) -> str:
 
     The last pair counts, because a model may write about the tags before its proposal.
     """
-    before_end, end, rest = text.rpartition(closing)
-    _, start, inside = before_end.rpartition(opening)
-    is_paired = bool(start and end) and opening not in rest
-    inside, _, _ = inside.partition(closing)  # The closing tag may stand twice.
-    return inside.strip() if is_paired else ""
+    _, _, rest = text.rpartition(closing)
+    return "" if opening in rest else last_between(text, opening, closing) or ""

@@ -32,7 +32,7 @@ class Row(Protocol):
     @property
     def positions(self) -> Tensor: ...  # (T,) the position of each token in its game
 
-    def row_attention(self) -> RowAttention: ...  # for the layers of one forward
+    def row_attention(self) -> RowAttention: ...  # The layers of one forward share it.
 
 
 class UnsupportedAttention(Exception):

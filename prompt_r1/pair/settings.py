@@ -71,7 +71,7 @@ class ChosenPair(Generic[ProgramConfig]):
 
     agent: NamedAgent
     config: ProgramConfig  # the user's settings, with the environment that is asked, and how it is asked
-    trusted: TrustedNames = field(default_factory=TrustedNames)  # of the environment's names
+    trusted: TrustedNames = field(default_factory=TrustedNames)  # which names of `config.env` are trusted
     own: Answering | None = None  # an object of the user in place of the environment of a SPEC
 
 

@@ -58,7 +58,7 @@ class Setting:
     """Describes a field of a config that flags and YAML files can set, beside its name, type and default."""
 
     help: str  # its line in the help
-    range: Range = NOT_NEGATIVE  # of a number
+    range: Range = NOT_NEGATIVE  # the range of a number
     choices: tuple[str, ...] = ()  # the texts that it may be; (): any text
     everyday: bool = False  # whether --help shows it; --help-all shows all settings
     # Whether a resumed run, and all answers of an evaluation, need the same value.
