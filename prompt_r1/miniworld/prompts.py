@@ -63,6 +63,18 @@ Request = LiteralRequest | Vague | Pop
 Build = Callable[..., Request]
 """Builds a request from the named groups of a pattern, which are its arguments."""
 
+# Parts of the patterns.
+_RELATION = "|".join((*FILM_RELATIONS, *PERSON_RELATIONS))
+_VERB = "|".join(SIGNS)
+_FILM = "(?P<film>.+?)"
+_SUBJECT = "(?P<subject>.+?)"
+_DETAILS = r"(?=.*\bgenre\b)(?=.*\bhero\b)(?=.*\bdirector\b)"
+_ANY_PROBLEM = (
+    rf"(?:problem:\s*)?(?P<owner>\w+) has (?P<start>\d+) (?P<things>\w+), "
+    rf"(?P<verb1>{_VERB}) (?P<amount1>\d+)(?: more)? "
+    rf"and then (?P<verb2>{_VERB}) (?P<amount2>\d+)(?: more)?\.\s*how many .+"
+)
+
 
 def _pattern(pattern: str, build: Build) -> tuple[re.Pattern[str], Build]:
     """The pattern of a wording, and the function that builds a request from its named groups."""
@@ -88,18 +100,7 @@ def _problem(
     )
 
 
-_RELATION = "|".join((*FILM_RELATIONS, *PERSON_RELATIONS))
-_VERB = "|".join(SIGNS)
-_ANY_PROBLEM = (
-    rf"(?:problem:\s*)?(?P<owner>\w+) has (?P<start>\d+) (?P<things>\w+), "
-    rf"(?P<verb1>{_VERB}) (?P<amount1>\d+)(?: more)? "
-    rf"and then (?P<verb2>{_VERB}) (?P<amount2>\d+)(?: more)?\.\s*how many .+"
-)
-_DETAILS = r"(?=.*\bgenre\b)(?=.*\bhero\b)(?=.*\bdirector\b)"
-_FILM = "(?P<film>.+?)"
-_SUBJECT = "(?P<subject>.+?)"
-
-# The named groups of a pattern are the arguments of the function beside it. The first that fits counts.
+# Each pattern with the function that builds its request. The first pattern that fits counts.
 PATTERNS = (
     _pattern(rf"wh(?:o|at) is the (?P<second>{_RELATION}) of the (?P<first>{_RELATION}) of {_FILM}", Bridge),
     _pattern(rf"wh(?:o|at) is the (?P<relation>{_RELATION}) of {_SUBJECT}", Lookup),
