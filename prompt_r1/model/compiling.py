@@ -1,8 +1,9 @@
 """torch.compile for the norms and MLPs of a model, on GPUs in 16 bits.
 
-A norm of a Hugging Face model is eight kernels, each of which takes a GPU less time than its launch.
-torch.compile fuses them into one. This serves the update; the engine compiles its whole forward
-(`engine.compiled_forward`).
+A norm of a Hugging Face model is eight kernels, each of which reads and writes the hidden states of all
+tokens. torch.compile fuses them into one. This serves the update; the engine compiles its whole forward
+(`engine.compiled_forward`). The gain was not measured. By calculation, an update of Qwen3-4B on an H200 is
+about 1.2 times as fast.
 """
 
 import warnings
