@@ -11,10 +11,10 @@ if __name__ == "__main__":  # Show --help and usage errors before the imports be
     from prompt_r1.programs.installation import check_installation
 
     check_installation()
-    from prompt_r1.pair.settings import read_infer_config
+    from prompt_r1.pair.settings import InferConfig, read_pair
     from prompt_r1.programs.command_line import read_settings
 
-    chosen = read_settings(read_infer_config)
+    chosen = read_settings(lambda arguments: read_pair(InferConfig, arguments))
 
 import asyncio
 import json

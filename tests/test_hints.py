@@ -4,7 +4,7 @@ import ast
 import re
 import shlex
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,7 @@ import pytest
 from prompt_r1.data.__main__ import main as data_main
 from prompt_r1.evaluation.preflight import read_evaluation
 from prompt_r1.pair.named_agent import GAME_FILE, teaching_command
-from prompt_r1.pair.settings import read_infer_config
+from prompt_r1.pair.settings import InferConfig, read_pair
 from prompt_r1.programs.command_line import command
 from prompt_r1.settings.train import TrainConfig
 from prompt_r1.training import warm_start
@@ -24,7 +24,7 @@ from tests.support.programs import run_here
 FOLDER = "Anna's runs"  # needs quotes
 TAKES = {
     "train.py": read_train_config,
-    "infer.py": read_infer_config,
+    "infer.py": partial(read_pair, InferConfig),
     "evaluate.py": read_evaluation,
     "prompt_r1.training.warm_start": read_warm_start_config,
     "prompt_r1.data": data_main,

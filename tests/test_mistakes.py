@@ -4,9 +4,11 @@ import ast
 import fcntl
 import gc
 import io
+import pickle
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ import pytest
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.preflight import read_evaluation
 from prompt_r1.pair.named_agent import GAME_FILE
-from prompt_r1.pair.settings import read_infer_config
+from prompt_r1.pair.settings import InferConfig, read_pair
 from prompt_r1.programs.command_line import read_settings
 from prompt_r1.programs.sealed_folders import seal
 from prompt_r1.settings.fields import write_yaml
@@ -25,7 +27,7 @@ from tests.support.paths import ROOT
 
 READERS = {
     "train.py": read_train_config,
-    "infer.py": read_infer_config,
+    "infer.py": partial(read_pair, InferConfig),
     "evaluate.py": read_evaluation,
     "sft.py": read_warm_start_config,
 }
@@ -229,12 +231,9 @@ def test_a_damaged_checkpoint_is_left_to_the_run_which_skips_it(folder):
 
 def test_what_needs_no_model_is_checked_before_torch_is_imported(tmp_path):
     """An unknown flag took seconds, and a missing file minutes."""
-    imports = "\n".join(f"from {read.__module__} import {read.__name__}" for read in READERS.values())
-    names = ", ".join(f"{program!r}: {read.__name__}" for program, read in READERS.items())
     code = f"""
-import sys
-{imports}
-readers = {{{names}}}
+import pickle, sys
+readers = pickle.loads({pickle.dumps(READERS)!r})
 for line in {[line for line, _ in SEEN_BEFORE_TORCH]!r}:
     program, *arguments = line.split(" ")
     try:

@@ -19,7 +19,7 @@ from prompt_r1.evaluation.methods import DEFAULT_METHODS, EXTRA_METHODS, METHODS
 from prompt_r1.evaluation.predictions import FILE, System
 from prompt_r1.evaluation.settings import EvaluateConfig
 from prompt_r1.pair.named_agent import NamedAgent, newest_mini_run, resolve_agent, run_of
-from prompt_r1.pair.settings import read_play_config, settings_of_training
+from prompt_r1.pair.settings import read_play_config, with_settings_of_training
 from prompt_r1.programs.command_line import command
 from prompt_r1.programs.files import make_folder
 from prompt_r1.programs.launcher import check_device
@@ -123,7 +123,7 @@ def environments_of(
     environments: dict[str, EvaluateConfig] = {}
     for name in config.agent:
         training = agents[name].config
-        settings = settings_of_training(config, given, training)
+        settings = with_settings_of_training(config, given, training)
         if environments.setdefault(training.env, settings) != settings:
             raise UsageError(
                 f"{name} was trained with the environment {training.env}, and so was another --agent, but "

@@ -10,13 +10,12 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Collection
 from importlib.util import find_spec
 from ipaddress import ip_address
 
 from prompt_r1.environments.specs import check_usd_limit
 from prompt_r1.errors import UsageError
-from prompt_r1.pair.settings import ServeConfig, check_pair, read_play_config
+from prompt_r1.pair.settings import ChosenPair, ServeConfig, read_pair
 from prompt_r1.programs.command_line import run_program
 from prompt_r1.programs.text import printable
 
@@ -26,13 +25,16 @@ KEY = "PROMPT_R1_API_KEY"
 
 def main(arguments: list[str]) -> None:
     """Serve until SIGTERM or Ctrl-C. The requests that run at that time are still answered."""
-    config, given = read_play_config(ServeConfig, arguments)
+    chosen = read_pair(ServeConfig, arguments)
+    config = chosen.config
+    if config.request_usd:
+        check_usd_limit("--request-usd", config)
     missing = [package for package in PACKAGES if find_spec(package) is None]
     if missing:
         raise UsageError(f"the server needs {' and '.join(missing)}: pip install {' '.join(missing)}")
     # A port in use is reported before the agent is loaded.
     with _listen(config.host, config.port) as listener:
-        _serve(config, given, listener)
+        _serve(chosen, listener)
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -45,19 +47,14 @@ def _listen(host: str, port: int) -> socket.socket:
         raise UsageError(f"cannot listen at {host}, port {port}: {reason}") from None
 
 
-def _serve(config: ServeConfig, given: Collection[str], listener: socket.socket) -> None:
-    """Open the pair and answer requests at the socket. Raises UsageError or FatalEnvError.
-
-    `given` are the names of the settings that the user gave.
-    """
+def _serve(chosen: ChosenPair[ServeConfig], listener: socket.socket) -> None:
+    """Open the pair and answer requests at the socket. Raises UsageError or FatalEnvError."""
+    config = chosen.config
     address, port = listener.getsockname()[:2]
     is_local = ip_address(address).is_loopback
     key = os.environ.get(KEY, "").strip()
     if not key and not is_local:
         raise UsageError(f"--host {config.host}: set a key in {KEY} to listen beyond this machine")
-    chosen = check_pair(config, given)
-    if config.request_usd:
-        check_usd_limit("--request-usd", chosen.config)
     # These import torch, which `--help` does not need.
     from prompt_r1.pair.agent import Limits
     from prompt_r1.pair.api import open_pair

@@ -84,17 +84,12 @@ def read_play_config(kind: type[Config], arguments: list[str]) -> tuple[Config, 
     return kind(**values), values.keys()
 
 
-def read_infer_config(arguments: list[str]) -> ChosenPair[InferConfig]:
-    """Read the settings of infer.py, and choose its pair. Raises UsageError as `check_pair` does."""
-    config, given = read_play_config(InferConfig, arguments)
-    return check_pair(config, given)
+def read_pair(kind: type[ProgramConfig], arguments: list[str]) -> ChosenPair[ProgramConfig]:
+    """Read the flags of infer.py or of the server, and choose the pair that they name.
 
-
-def check_pair(config: ProgramConfig, given: Collection[str]) -> ChosenPair[ProgramConfig]:
-    """Choose a pair. Raises UsageError if device, agent or environment cannot be opened.
-
-    `given` are the names of the settings that the user gave.
+    Raises UsageError if device, agent or environment cannot be opened.
     """
+    config, given = read_play_config(kind, arguments)
     check_device(config.device)
     agent = resolve_agent(config.agent, max_turns=config.max_turns, max_new=config.max_new)
     chosen = choose_pair(config, given, agent)
@@ -107,19 +102,20 @@ def choose_pair(
 ) -> ChosenPair[ProgramConfig]:
     """Choose the environment of an agent: the one of its training if the user names none by --env.
 
-    The settings of the training were read from the agent's folder, which may come from anyone. So their SPEC
-    does not count as typed by the user: no key is sent to it, and no code is imported.
+    `given` are the names of the settings that the user gave. The settings of the training were read from the
+    agent's folder, which may come from anyone. So their SPEC does not count as typed by the user: no key is
+    sent to it, and no code is imported.
     """
     settings = config
     if not config.env:
-        settings = replace(settings_of_training(config, given, agent.config), env=agent.config.env)
+        settings = replace(with_settings_of_training(config, given, agent.config), env=agent.config.env)
     return ChosenPair(agent, settings, trusted_names(typed=[config.env], opened=[settings.env]))
 
 
-def settings_of_training(config: Config, given: Collection[str], trained: AgentConfig) -> Config:
-    """A user's settings for the environment of an agent's training.
+def with_settings_of_training(config: Config, given: Collection[str], trained: AgentConfig) -> Config:
+    """A user's settings, with system message, fields of requests and route as in an agent's training.
 
-    System message, fields of requests and route are those of the training, unless they are `given`.
+    Those that are `given` stay.
     """
     inherited = {"env_system", "env_args", "route"}.difference(given)
     return replace(config, **{name: getattr(trained, name) for name in inherited})

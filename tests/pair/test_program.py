@@ -15,7 +15,7 @@ import pytest
 from prompt_r1.errors import UsageError
 from prompt_r1.pair.__main__ import KEY, main
 from prompt_r1.pair.agent import Limits
-from prompt_r1.pair.settings import check_pair
+from prompt_r1.pair.settings import read_pair
 from tests.support.exports import save_playable_run
 from tests.support.paths import ROOT
 
@@ -23,7 +23,10 @@ from tests.support.paths import ROOT
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
-        ("--host 0.0.0.0", "set a key in PROMPT_R1_API_KEY to listen beyond this machine"),
+        (
+            "--host 0.0.0.0 --agent mini --env mini",
+            "set a key in PROMPT_R1_API_KEY to listen beyond this machine",
+        ),
         ("--port 0 --agent mini --env mini --request-usd 1", "--request-usd needs --env-price"),
         (
             "--port 0 --agent mini --env mini --request-usd 1 --env-price 1,2",
@@ -72,12 +75,12 @@ def test_the_newest_mini_run_that_was_checked_is_served(asking_agent, tmp_path, 
     monkeypatch.chdir(tmp_path)
     save_playable_run(Path("runs/checked"), asking_agent, saved=1)
 
-    def check(config, given):
-        found = check_pair(config, given)
+    def read(kind, arguments):
+        found = read_pair(kind, arguments)
         save_playable_run(Path("runs/later"), asking_agent, saved=2)
         return found
 
-    monkeypatch.setattr("prompt_r1.pair.__main__.check_pair", check)
+    monkeypatch.setattr("prompt_r1.pair.__main__.read_pair", read)
     server = Mock(side_effect=UsageError("made"))
     monkeypatch.setattr("prompt_r1.pair.server.ChatServer", server)
     monkeypatch.delenv(KEY, raising=False)
@@ -92,7 +95,7 @@ def test_a_port_in_use_is_reported_before_the_agent_is_loaded():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(UsageError, match=f"127.0.0.1, port {port}: Address already"):
-            main(["--port", str(port), "--agent", "nosuch"])
+            main(["--port", str(port), "--agent", "mini", "--env", "mini"])
 
 
 @pytest.mark.slow

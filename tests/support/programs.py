@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import evaluate
 import infer
 import train
 from prompt_r1.evaluation.preflight import read_evaluation
-from prompt_r1.pair.settings import read_infer_config
+from prompt_r1.pair.settings import InferConfig, read_pair
 from prompt_r1.training import report, warm_start
 from prompt_r1.training.preflight import read_train_config, read_warm_start_config
 from tests.support.paths import ROOT
@@ -30,7 +31,7 @@ FOUR_STEPS = [
 # What makes the settings of a program from its arguments, and what runs it with them.
 PROGRAMS: dict[str, tuple[Callable[[list[str]], Any], Callable[[Any], None]]] = {
     "train.py": (read_train_config, train.main),
-    "infer.py": (read_infer_config, infer.main),
+    "infer.py": (partial(read_pair, InferConfig), infer.main),
     "evaluate.py": (read_evaluation, evaluate.main),
     "report.py": (list, report.main),
     "warm_start.py": (read_warm_start_config, warm_start.main),
