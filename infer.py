@@ -19,13 +19,13 @@ if __name__ == "__main__":  # Show --help and usage errors before the imports be
 import asyncio
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from prompt_r1.errors import NoAnswer, QuestionTooLong, Resumable, UsageError
 from prompt_r1.pair.api import AsyncPair, asked_question, open_pair
-from prompt_r1.pair.dialogue import Dialogue, game_as_json
+from prompt_r1.pair.dialogue import Dialogue, Piece
 from prompt_r1.pair.named_agent import teaching_command
 from prompt_r1.pair.settings import ChosenPair, InferConfig
 from prompt_r1.programs.command_line import run_program
@@ -42,17 +42,22 @@ def main(chosen: ChosenPair[InferConfig]) -> None:
     """Ask the question of the command line, or the questions of standard input or the keyboard."""
     config = chosen.config
     questions = given_questions(config.question) or typed_questions()
-    view = Dialogue(ignore if config.json else show)
+    dialogue = Dialogue(show)
     games: list[Trajectory] = []
     with asyncio.Runner() as runner:
         pair = runner.run(open_pair(chosen))
         print(printable(pair.about), file=sys.stderr, flush=True)
         try:
             for question in questions:
-                games.append(runner.run(ask(question, pair, view, config)))
+                if config.json:
+                    game = runner.run(ask(question, pair))
+                    print(json.dumps(game_as_json(game, pair, priced=any(config.env_price))), flush=True)
+                else:
+                    game = runner.run(ask_and_show(question, pair, dialogue, config.agent or pair.path))
+                games.append(game)
         finally:
-            if len(games) > 1:
-                view.note("total", total_of(games))
+            if len(games) > 1 and not config.json:
+                dialogue.note("total", total_of(games))
             runner.run(pair.environment.close())
     broken = [game for game in games if game.stop == "env_error"]
     if broken:
@@ -86,58 +91,54 @@ def given_questions(question: str) -> list[str]:
 
 
 def typed_questions() -> Iterator[str]:
-    """Prompt for questions at the keyboard until an empty line or the end of input."""
+    """Ask for questions at the keyboard until an empty line or the end of input."""
     with suppress(ImportError):  # A Python may be built without it.
         import readline  # noqa: F401  (editing and history for input)
 
-    try:
-        while question := read_line("\nask (an empty line ends): ").strip():
+    with suppress(EOFError):
+        while True:
+            # input() would write the prompt to stdout, into a file of games.
+            print("\nask (an empty line ends):", file=sys.stderr, flush=True)
+            question = input().strip()
+            if not question:
+                return
             yield question
-    except EOFError:
-        print(file=sys.stderr)
 
 
-def read_line(prompt: str) -> str:
-    """Read a line from the keyboard. Raises EOFError at the end of input."""
-    if sys.stdout.isatty():
-        return input(prompt)
-    # input() would write the prompt to stdout, into a file of games.
-    print(prompt, end="", file=sys.stderr, flush=True)
-    return input()
-
-
-async def ask(question: str, pair: AsyncPair, view: Dialogue, config: InferConfig) -> Trajectory:
-    """Play one game, and print it while it is played, or as JSON.
+async def ask(
+    question: str, pair: AsyncPair, on_piece: Callable[[Piece], object] | None = None
+) -> Trajectory:
+    """Play one game. `on_piece`, if given, gets the dialogue while it is played.
 
     For a question that is too long, the game has no turns, and its `error` says so.
     """
     before = pair.environment.budget.spent
-    view.question(question)
-    # With --json, nothing is shown while the game is played, so its turns are not decoded token by token.
-    on_piece = None if config.json else view.piece
     try:
         game = await pair.play(question, on_piece=on_piece)
-    except asyncio.CancelledError:  # The user pressed Ctrl-C.
-        view.note("no answer", "interrupted")
-        raise
     except QuestionTooLong as error:  # Other questions can still be asked.
         game = Trajectory(asked_question(question), stop="max_tokens", error=str(error))
     # What is shown also counts requests that got no reply, which `game.spent` does not.
-    game = replace(game, spent=pair.environment.budget.spent - before)
-    if config.json:
-        names = {"agent": pair.path, "environment": pair.environment.name}
-        print(json.dumps(game_as_json(game, names, priced=any(config.env_price))), flush=True)
+    return replace(game, spent=pair.environment.budget.spent - before)
+
+
+async def ask_and_show(question: str, pair: AsyncPair, dialogue: Dialogue, agent: str) -> Trajectory:
+    """Play one game, print it while it is played, and say how it ended. `agent` is what the user calls it."""
+    dialogue.question(question)
+    try:
+        game = await ask(question, pair, dialogue.piece)
+    except asyncio.CancelledError:  # The user pressed Ctrl-C.
+        dialogue.note("no answer", "interrupted")
+        raise
     if game.stop != "answered":
         reason = game.error or str(game.stop).replace("_", " ")
-        view.note("no answer", f"the game ended: {reason}")
+        dialogue.note("no answer", f"the game ended: {reason}")
     if game.turns and not has_action_tag(game):
-        teach = teaching_command(config.agent or pair.path)
         tags = " nor ".join(ACTION_TAGS)
-        reason = f"it does not know the format; `{teach}` teaches it"
+        reason = f"it does not know the format; `{teaching_command(agent)}` teaches it"
         if game.stop == "max_tokens":
             reason = f"it was cut off before (give a larger --max-new), or {reason}"
-        view.note("format", f"the agent wrote neither {tags}: {reason}")
-    view.note("cost", f"{game.spent}, {game.seconds:.1f} s")
+        dialogue.note("format", f"the agent wrote neither {tags}: {reason}")
+    dialogue.note("cost", f"{game.spent}, {game.seconds:.1f} s")
     return game
 
 
@@ -158,8 +159,23 @@ def show(text: str) -> None:
     print(text, end="", flush=True)
 
 
-def ignore(text: str) -> None:
-    """Print nothing: with --json, only the games are printed."""
+def game_as_json(game: Trajectory, pair: AsyncPair, *, priced: bool) -> dict[str, object]:
+    """A game as an object for other programs.
+
+    `answer` is null if the game ended without an answer, and `usd` is null if calls have no price.
+    """
+    return {
+        "question": game.question.text,
+        "answer": game.answer,
+        "stop": game.stop,
+        "error": game.error,
+        "turns": [asdict(turn) for turn in game.turns],
+        "agent": pair.path,
+        "environment": pair.environment.name,
+        **asdict(game.spent),
+        "usd": game.spent.usd if priced else None,
+        "seconds": game.seconds,
+    }
 
 
 if __name__ == "__main__":

@@ -135,11 +135,11 @@ def test_an_agent_that_knows_the_format_is_not_said_to_lack_it_after_one_malform
         return game
 
     pair = SimpleNamespace(play=play, path="agent", environment=paid_environment())
-    asyncio.run(infer.ask("Who?", pair, Dialogue(written.append), InferConfig()))
+    asyncio.run(infer.ask_and_show("Who?", pair, Dialogue(written.append), "agent"))
     assert "the game ended: malformed" in "".join(written) and "format;" not in "".join(written)
 
 
-def test_only_a_dialogue_that_is_shown_is_decoded_token_by_token(capsys):
+def test_only_a_dialogue_that_is_shown_is_decoded_token_by_token():
     """A bug would only cost time."""
     watching = []
 
@@ -148,8 +148,8 @@ def test_only_a_dialogue_that_is_shown_is_decoded_token_by_token(capsys):
         return Trajectory(Question("q", "asked", text, ()), stop="malformed")
 
     pair = SimpleNamespace(play=play, path="agent", environment=paid_environment())
-    for as_json in (True, False):
-        asyncio.run(infer.ask("Who?", pair, Dialogue(str), InferConfig(json=as_json)))
+    asyncio.run(infer.ask("Who?", pair))
+    asyncio.run(infer.ask_and_show("Who?", pair, Dialogue(str), "agent"))
     assert watching == [False, True]
 
 

@@ -4,7 +4,7 @@ In reading order:
 
     named_agent      from the name of an agent to its folder, and to the settings by which it plays
     settings         the settings of infer.py and of the server, and their checks before torch is imported
-    dialogue         show a game as text while it is played, or as JSON
+    dialogue         show a game as text while it is played
     agent            a loaded agent; `play_question`, by which training, evaluation and people play games
     api              open a pair of agent and environment: `prompt_r1.load(…).ask("…")` and `stream`
     chat_format      OpenAI's chat completions: read a request, write a game or an error

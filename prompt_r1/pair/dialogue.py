@@ -1,11 +1,10 @@
-"""Show a game: cut it into pieces while it is played, print the pieces as text, or write the game as JSON."""
+"""Show a game: cut it into pieces while it is played, and print the pieces as text."""
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from prompt_r1.programs.text import printable
-from prompt_r1.types import Trajectory
 
 TAG = re.compile("<(/?)(think|interaction_prompt|answer)>")
 MAX_TAG = len("</interaction_prompt>")
@@ -143,21 +142,3 @@ class Dialogue:
 
 def _indented(text: str) -> str:
     return printable(text).replace("\n", "\n" + " " * INDENT)
-
-
-def game_as_json(game: Trajectory, names: Mapping[str, str], *, priced: bool) -> dict[str, object]:
-    """A game as an object for other programs, together with `names`.
-
-    `answer` is null if the game ended without an answer, and `usd` is null if calls have no price.
-    """
-    return {
-        "question": game.question.text,
-        "answer": game.answer,
-        "stop": game.stop,
-        "error": game.error,
-        "turns": [asdict(turn) for turn in game.turns],
-        **names,
-        **asdict(game.spent),
-        "usd": game.spent.usd if priced else None,
-        "seconds": game.seconds,
-    }
