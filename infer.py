@@ -25,7 +25,7 @@ from dataclasses import asdict, replace
 
 from prompt_r1.errors import NoAnswer, QuestionTooLong, Resumable, UsageError
 from prompt_r1.pair.api import AsyncPair, asked_question, open_pair
-from prompt_r1.pair.dialogue import Dialogue, Piece
+from prompt_r1.pair.dialogue import DialoguePrinter, Piece
 from prompt_r1.pair.named_agent import teaching_command
 from prompt_r1.pair.settings import ChosenPair, InferConfig
 from prompt_r1.programs.command_line import run_program
@@ -42,7 +42,7 @@ def main(chosen: ChosenPair[InferConfig]) -> None:
     """Ask the question of the command line, or the questions of standard input or the keyboard."""
     config = chosen.config
     questions = given_questions(config.question) or typed_questions()
-    dialogue = Dialogue(show)
+    printer = DialoguePrinter(show)
     games: list[Trajectory] = []
     with asyncio.Runner() as runner:
         pair = runner.run(open_pair(chosen))
@@ -53,11 +53,11 @@ def main(chosen: ChosenPair[InferConfig]) -> None:
                     game = runner.run(ask(question, pair))
                     print(json.dumps(game_as_json(game, pair, priced=any(config.env_price))), flush=True)
                 else:
-                    game = runner.run(ask_and_show(question, pair, dialogue, config.agent or pair.path))
+                    game = runner.run(ask_and_show(question, pair, printer, config.agent or pair.path))
                 games.append(game)
         finally:
             if len(games) > 1 and not config.json:
-                dialogue.note("total", total_of(games))
+                printer.note("total", total_of(games))
             runner.run(pair.environment.close())
     broken = [game for game in games if game.stop == "env_error"]
     if broken:
@@ -121,24 +121,24 @@ async def ask(
     return replace(game, spent=pair.environment.budget.spent - before)
 
 
-async def ask_and_show(question: str, pair: AsyncPair, dialogue: Dialogue, agent: str) -> Trajectory:
+async def ask_and_show(question: str, pair: AsyncPair, printer: DialoguePrinter, agent: str) -> Trajectory:
     """Play one game, print it while it is played, and say how it ended. `agent` is what the user calls it."""
-    dialogue.question(question)
+    printer.question(question)
     try:
-        game = await ask(question, pair, dialogue.piece)
+        game = await ask(question, pair, printer.piece)
     except asyncio.CancelledError:  # The user pressed Ctrl-C.
-        dialogue.note("no answer", "interrupted")
+        printer.note("no answer", "interrupted")
         raise
     if game.stop != "answered":
         reason = game.error or str(game.stop).replace("_", " ")
-        dialogue.note("no answer", f"the game ended: {reason}")
+        printer.note("no answer", f"the game ended: {reason}")
     if game.turns and not has_action_tag(game):
         tags = " nor ".join(ACTION_TAGS)
         reason = f"it does not know the format; `{teaching_command(agent)}` teaches it"
         if game.stop == "max_tokens":
             reason = f"it was cut off before (give a larger --max-new), or {reason}"
-        dialogue.note("format", f"the agent wrote neither {tags}: {reason}")
-    dialogue.note("cost", f"{game.spent}, {game.seconds:.1f} s")
+        printer.note("format", f"the agent wrote neither {tags}: {reason}")
+    printer.note("cost", f"{game.spent}, {game.seconds:.1f} s")
     return game
 
 

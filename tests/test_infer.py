@@ -25,7 +25,7 @@ from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.own import OwnSource
 from prompt_r1.environments.sources import Busy, Reply
 from prompt_r1.errors import EnvError, NoAnswer, Resumable, UsageError
-from prompt_r1.pair.dialogue import Dialogue, Pieces
+from prompt_r1.pair.dialogue import DialoguePrinter, DialogueSplitter
 from prompt_r1.pair.named_agent import GAME_FILE, NamedAgent
 from prompt_r1.pair.settings import ChosenPair, InferConfig
 from prompt_r1.programs.command_line import explain
@@ -45,10 +45,10 @@ PIECES = [*TAGS, "<", "</ans", "\n", "  ", "\r\n", "\x1b[2J", "\ufffd", "a", "Wh
 def shown(parts: list[str]) -> str:
     """The output for a turn that arrives in these parts."""
     written: list[str] = []
-    pieces = Pieces("".join, Dialogue(written.append).piece)  # its tokens are texts
+    splitter = DialogueSplitter("".join, DialoguePrinter(written.append).piece)  # its tokens are texts
     for part in parts:
-        pieces.token(part)
-    pieces.end_turn()
+        splitter.add_token(part)
+    splitter.end_turn()
     return "".join(written)
 
 
@@ -135,7 +135,7 @@ def test_an_agent_that_knows_the_format_is_not_said_to_lack_it_after_one_malform
         return game
 
     pair = SimpleNamespace(play=play, path="agent", environment=paid_environment())
-    asyncio.run(infer.ask_and_show("Who?", pair, Dialogue(written.append), "agent"))
+    asyncio.run(infer.ask_and_show("Who?", pair, DialoguePrinter(written.append), "agent"))
     assert "the game ended: malformed" in "".join(written) and "format;" not in "".join(written)
 
 
@@ -149,7 +149,7 @@ def test_only_a_dialogue_that_is_shown_is_decoded_token_by_token():
 
     pair = SimpleNamespace(play=play, path="agent", environment=paid_environment())
     asyncio.run(infer.ask("Who?", pair))
-    asyncio.run(infer.ask_and_show("Who?", pair, Dialogue(str), "agent"))
+    asyncio.run(infer.ask_and_show("Who?", pair, DialoguePrinter(str), "agent"))
     assert watching == [False, True]
 
 

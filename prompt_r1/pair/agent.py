@@ -3,7 +3,7 @@
 import asyncio
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from prompt_r1.errors import LimitReached, QuestionTooLong
 from prompt_r1.model.loading import load_policy, load_tokenizer, vocabulary_of
 from prompt_r1.model.machine import usable_cores
 from prompt_r1.model.policy import Policy
-from prompt_r1.pair.dialogue import Pieces
+from prompt_r1.pair.dialogue import DialogueSplitter, Piece
 from prompt_r1.protocol import Codec
 from prompt_r1.rollout import play
 from prompt_r1.settings.agent import AgentConfig
@@ -154,22 +154,23 @@ async def play_question(
     sample: int = 0,
     epoch: int = 0,
     limits: Limits = NO_LIMITS,
-    pieces: Pieces | None = None,
+    on_piece: Callable[[Piece], object] | None = None,
 ) -> Trajectory:
     """Play one game of a question, for training, evaluation and people. Many games may run at once.
 
     `sample` (the game in its group) and `epoch` (from 0) identify the game: an environment that samples its
-    replies gives each game a reply of its own. `pieces` gets the tokens and the replies of the game while it
-    is played. Raises LimitReached when the time is over, and before a request that may exceed the dollars.
+    replies gives each game a reply of its own. `on_piece` gets the dialogue while it is played. Raises
+    LimitReached when the time is over, and before a request that may exceed the dollars.
     """
     begin = time.perf_counter()
     caller = Caller(question.id, sample, epoch)
     bill = Bill(max_usd=math.inf if limits.usd is None else limits.usd)
+    splitter = None if on_piece is None else DialogueSplitter(agent.codec.turn_text, on_piece)
 
     async def ask(messages: list[Message]) -> str:
         reply = await environment.ask(messages, caller, bill)
-        if pieces is not None:
-            pieces.reply(reply.text)
+        if splitter is not None:
+            splitter.add_reply(reply.text)
         return reply.text
 
     rules = agent.game
@@ -183,15 +184,15 @@ async def play_question(
                     sequence=sequence,
                     temperature=sampling.temperature,
                     top_p=sampling.top_p,
-                    watch=None if pieces is None else pieces.token,
+                    watch=None if splitter is None else splitter.add_token,
                 )
                 trajectory = await play(question, generate, ask, agent.codec, rules, seed=sampling.seed)
     except TimeoutError:
         if not deadline.expired():  # A network disk that is gone raises TimeoutError too (ETIMEDOUT).
             raise
         raise LimitReached("seconds", f"no answer within the limit of {limits.seconds:g} s") from None
-    if pieces is not None:
-        pieces.end_turn()
+    if splitter is not None:
+        splitter.end_turn()
     trajectory.spent = bill.reply_cost
     trajectory.seconds = time.perf_counter() - begin
     return trajectory

@@ -34,7 +34,7 @@ from prompt_r1.pair.agent import (
     play_question,
     with_threads_of_this_machine,
 )
-from prompt_r1.pair.dialogue import Piece, Pieces
+from prompt_r1.pair.dialogue import Piece
 from prompt_r1.pair.named_agent import resolve_agent
 from prompt_r1.pair.settings import ChosenPair, PairConfig, ProgramConfig, choose_pair
 from prompt_r1.settings.fields import NOT_NEGATIVE, check_number
@@ -81,7 +81,7 @@ class AsyncPair:
                 temperature=self.temperature if temperature is None else temperature,
             ),
             limits=limits,
-            pieces=None if on_piece is None else Pieces(agent.codec.turn_text, on_piece),
+            on_piece=on_piece,
         )
 
 

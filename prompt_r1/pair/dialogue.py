@@ -1,4 +1,4 @@
-"""Show a game: cut it into pieces while it is played, and print the pieces as text."""
+"""Show a game while it is played: split it into pieces, and print them as text."""
 
 import re
 from collections.abc import Callable
@@ -27,8 +27,8 @@ class Piece:
     begins: bool  # whether this is the first piece of its block
 
 
-class Pieces:
-    """Cuts a game into pieces while it is played: the agent's turns token by token, and the replies.
+class DialogueSplitter:
+    """Splits a game into pieces while it is played: the agent's turns token by token, and the replies.
 
     `decode` returns the text of a turn's tokens. `on_piece` gets each piece. The end of the text so far waits
     for more text while it may become a tag, or is white space that may end a block.
@@ -49,21 +49,21 @@ class Pieces:
         self._name = name
         self._is_shown = False  # no piece of this block yet
 
-    def token(self, token: int) -> None:
+    def add_token(self, token: int) -> None:
         """Add the next token of the agent's turn."""
         self._new.append(token)
         text = self._new_text()
         # A character of which only some bytes have been sampled is decoded as U+FFFD.
         if not text.endswith("\ufffd"):
             self._context, self._new = self._new, []
-            self._cut(text, ended=False)
+            self._split(text, ended=False)
 
     def end_turn(self) -> None:
         """End the agent's turn. What might still have become a tag is text now."""
-        self._cut(self._new_text(), ended=True)
+        self._split(self._new_text(), ended=True)
         self._begin_turn()
 
-    def reply(self, text: str) -> None:
+    def add_reply(self, text: str) -> None:
         """End the agent's turn, and add the environment's reply."""
         self.end_turn()
         self._on_piece(Piece("reply", text, begins=True))
@@ -73,7 +73,7 @@ class Pieces:
         before = self._decode(self._context)
         return self._decode(self._context + self._new)[len(before) :]
 
-    def _cut(self, text: str, *, ended: bool) -> None:
+    def _split(self, text: str, *, ended: bool) -> None:
         """Show the next text of the turn without its tags, each of which begins a block."""
         text = self._waiting + text
         start = 0
@@ -103,7 +103,7 @@ def _without_half_a_tag(text: str) -> str:
     return text[:bracket] if may_become_a_tag else text
 
 
-class Dialogue:
+class DialoguePrinter:
     """Writes games as labelled and indented text that is safe to print."""
 
     def __init__(self, write: Callable[[str], object]) -> None:

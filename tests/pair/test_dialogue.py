@@ -10,7 +10,7 @@ import pytest
 import infer
 from prompt_r1.chat_template import PieceEncoder, decode
 from prompt_r1.errors import UsageError
-from prompt_r1.pair.dialogue import Dialogue, Piece, Pieces
+from prompt_r1.pair.dialogue import DialoguePrinter, DialogueSplitter, Piece
 from prompt_r1.programs.tables import markdown_table
 from prompt_r1.spending import Spending
 from prompt_r1.types import Action, Question, Trajectory, Turn
@@ -25,17 +25,17 @@ GAME = Trajectory(
 
 def test_two_games_are_written_with_their_labels_in_a_column_of_13():
     written: list[str] = []
-    view = Dialogue(written.append)
-    pieces = Pieces("".join, view.piece)  # its tokens are texts
+    printer = DialoguePrinter(written.append)
+    splitter = DialogueSplitter("".join, printer.piece)  # its tokens are texts
     for _ in range(2):
-        view.question("Who?\nReally?")
-        pieces.token("<interaction_prompt>Who is")
-        pieces.token(" it?</interaction_prompt>")
-        pieces.end_turn()
-        pieces.reply("  Anna. ")
-        pieces.token("<answer>An")
-        pieces.end_turn()
-        view.note("note", "stopped")
+        printer.question("Who?\nReally?")
+        splitter.add_token("<interaction_prompt>Who is")
+        splitter.add_token(" it?</interaction_prompt>")
+        splitter.end_turn()
+        splitter.add_reply("  Anna. ")
+        splitter.add_token("<answer>An")
+        splitter.end_turn()
+        printer.note("note", "stopped")
     game = (
         "question     Who?\n             Really?\n\n"
         "agent asks   Who is it?\n"
@@ -49,11 +49,11 @@ def test_two_games_are_written_with_their_labels_in_a_column_of_13():
 def pieces_of(*turn: str, ended: bool) -> list[tuple[str, str]]:
     """The pieces of a turn whose tokens are these texts: tag name, text."""
     shown: list[Piece] = []
-    pieces = Pieces("".join, shown.append)
+    splitter = DialogueSplitter("".join, shown.append)
     for token in turn:
-        pieces.token(token)
+        splitter.add_token(token)
     if ended:
-        pieces.end_turn()
+        splitter.end_turn()
     return [(piece.kind, piece.text) for piece in shown]
 
 
@@ -78,10 +78,10 @@ def test_pieces_have_the_text_of_the_turn_with_every_tokenizer(name):
     text = "Who  is <b>Zoë</b> 漢字? 🙂 <| \n\n é"
     tokens = PieceEncoder(tokenizer).trusted(f"<think> {text} </think><answer>{text}</answer>")
     shown: list[Piece] = []
-    pieces = Pieces(partial(decode, tokenizer), shown.append)
+    splitter = DialogueSplitter(partial(decode, tokenizer), shown.append)
     for token in tokens:
-        pieces.token(token)
-    pieces.end_turn()
+        splitter.add_token(token)
+    splitter.end_turn()
     for kind in ("think", "answer"):
         assert "".join(piece.text for piece in shown if piece.kind == kind) == text
     assert len(shown) > 10
@@ -96,10 +96,10 @@ def test_each_token_of_a_turn_is_decoded_a_few_times_however_long_the_turn_is():
         decoded += len(tokens)
         return "".join(tokens)
 
-    pieces = Pieces(count, str)
+    splitter = DialogueSplitter(count, str)
     for _ in range(1000):
-        pieces.token(" word")
-    pieces.end_turn()
+        splitter.add_token(" word")
+    splitter.end_turn()
     assert decoded < 4 * 1000
 
 
