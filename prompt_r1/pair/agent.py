@@ -15,7 +15,7 @@ from prompt_r1.engine.model_check import check_model
 from prompt_r1.environments.budget import Bill
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.sources import Caller
-from prompt_r1.errors import LimitReached, QuestionTooLong
+from prompt_r1.errors import LimitReached, QuestionTooLong, UsageError
 from prompt_r1.model.loading import load_policy, load_tokenizer, vocabulary_of
 from prompt_r1.model.machine import usable_cores
 from prompt_r1.model.policy import Policy
@@ -131,7 +131,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Limits:
-    """The most that one question may cost. None means no limit.
+    """The most that one question may cost. None means no limit. Raises UsageError for a limit of nothing.
 
     Dollars include requests without a reply that may be billed. A game of N turns makes at most N - 1 calls.
     `turns` can only lower the agent's own limit, which is --max-turns or the limit of its training.
@@ -140,6 +140,13 @@ class Limits:
     turns: int | None = None
     usd: float | None = None
     seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.turns is not None and self.turns < 1:
+            raise UsageError("Limits(turns=…) must be 1 or more")
+        for name, limit in {"usd": self.usd, "seconds": self.seconds}.items():
+            if limit is not None and not limit > 0:  # also for NaN
+                raise UsageError(f"Limits({name}=…) must be above 0")
 
 
 NO_LIMITS = Limits()

@@ -160,17 +160,13 @@ class Pair:
             playing.cancel()  # has no effect on a game that has ended
 
     def _check(self, question: object, limits: Limits) -> None:
-        """Raise UsageError for an empty question, and for limits that no game can keep."""
+        """Raise UsageError for an empty question, and for a limit of dollars that cannot be kept."""
         if not isinstance(question, str):
             raise UsageError(f"the question must be a text, not {type(question).__name__}")
         if not question.strip():
             raise UsageError("the question is empty")
-        if limits.turns is not None and limits.turns < 1:
-            raise UsageError("Limits(turns=…) must be 1 or more")
         if limits.usd is None:
             return
-        if not limits.usd > 0:  # also for NaN
-            raise UsageError("Limits(usd=…) must be above 0")
         members = self._pair.environment.members
         if all(member.price == FREE for member in members):
             raise UsageError(

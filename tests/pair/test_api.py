@@ -372,19 +372,18 @@ def test_what_is_no_question_is_refused(asked, question, sentence, pair):
         asked(pair, question)
 
 
-@pytest.mark.parametrize("asked", [ask, stream])
-def test_a_limit_of_no_turns_is_refused(asked, pair):
-    """A bug: the game ended without a turn and without a reason (`stop` was None)."""
-    with pytest.raises(prompt_r1.UsageError, match="must be 1 or more"):
-        asked(pair, QUESTION, limits=prompt_r1.Limits(turns=0))
-
-
-@pytest.mark.parametrize("asked", [ask, stream])
-@pytest.mark.parametrize("usd", [float("nan"), 0.0, -1.0])
-def test_a_limit_in_dollars_that_is_no_amount_is_refused(asked, usd, pair):
-    """A bug: no cost is above NaN, so this limit never ended a game."""
-    with pytest.raises(prompt_r1.UsageError, match="must be above 0"):
-        asked(pair, QUESTION, limits=prompt_r1.Limits(usd=usd))
+@pytest.mark.parametrize(
+    ("limits", "sentence"),
+    [
+        ({"turns": 0}, "turns=…. must be 1 or more"),
+        *[({"usd": usd}, "usd=…. must be above 0") for usd in (float("nan"), 0.0, -1.0)],
+        ({"seconds": float("nan")}, "seconds=…. must be above 0"),
+    ],
+)
+def test_a_limit_of_nothing_is_refused(limits, sentence):
+    """Bugs: without a turn, a game ended without a reason; and no cost or time is above NaN."""
+    with pytest.raises(prompt_r1.UsageError, match=sentence):
+        prompt_r1.Limits(**limits)
 
 
 @pytest.mark.parametrize(
