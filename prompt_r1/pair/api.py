@@ -51,8 +51,8 @@ class AsyncPair:
     environment: Environment
     seed: int
     temperature: float
-    path: str = ""  # folder or hub id of the agent
-    about: str = ""  # one line: which agent plays with which environment
+    path: str  # folder or hub id of the agent
+    about: str  # one line: which agent plays with which environment
 
     async def play(
         self,

@@ -19,10 +19,9 @@ import reprlib
 import time
 import traceback
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -82,8 +81,8 @@ class ChatServer:
     model_name: str
     limits: Limits  # what one question may cost
     max_sessions: int
-    key: str = ""  # the key that requests must have; "": requests need no key
-    is_local: bool = True  # whether only this machine reaches the server
+    key: str  # the key that requests must have; "": requests need no key
+    is_local: bool  # whether only this machine reaches the server
     sessions: int = field(default=0, init=False)  # the number of games that run
 
     def app(self) -> ASGIApp:
@@ -138,27 +137,29 @@ class ChatServer:
             _check_content_type(request)
             asked = read_request(await _read_body(request))
             self._check_model(asked.model)
-            pieces = PieceQueue()
-            playing = self._start(asked, pieces)
-            request.state.playing = playing  # `EndOfRequests` cancels the game if the client leaves.
             head: Body = {
                 "id": f"chatcmpl-{uuid.uuid4().hex}",
                 "created": int(time.time()),
                 "model": self.model_name,
             }
-            if asked.stream:
-                return StreamingResponse(
-                    _events(request, playing, pieces, head),
-                    media_type="text/event-stream",
-                    headers={"Cache-Control": "no-store"},
-                )
-            return await _whole(request, playing, head)
+            if not asked.stream:
+                return await _whole(request, self._start(request, asked), head)
+            pieces = PieceQueue()
+            playing = self._start(request, asked, on_piece=pieces.put_nowait)
+            playing.add_done_callback(lambda _: pieces.put_nowait(None))
+            return StreamingResponse(
+                _events(request, playing, pieces, head),
+                media_type="text/event-stream",
+                headers={"Cache-Control": "no-store"},
+            )
         except Exception as error:
             # It is caught here, because starlette would pass it on to uvicorn, which logs a traceback.
             return _error_response(request, error)
 
-    def _start(self, asked: ChatRequest, pieces: PieceQueue) -> asyncio.Task[Trajectory]:
-        """Start the game of a request; `pieces` gets the dialogue if it is streamed. Raises Failure."""
+    def _start(
+        self, request: Request, asked: ChatRequest, on_piece: Callable[[Piece], object] | None = None
+    ) -> asyncio.Task[Trajectory]:
+        """Start the game of a request. Raises Failure if all sessions are in use."""
         if self.sessions >= self.max_sessions:
             raise Failure(429, "server_full", "all sessions of the server are in use", code="server_full")
         game = self.pair.play(
@@ -166,16 +167,16 @@ class ChatServer:
             limits=self.limits,
             seed=asked.seed,
             temperature=asked.temperature,
-            on_piece=pieces.put_nowait if asked.stream else None,
+            on_piece=on_piece,
         )
         self.sessions += 1
         playing = asyncio.create_task(game)
-        playing.add_done_callback(partial(self._end, pieces))
+        playing.add_done_callback(self._end)
+        request.state.playing = playing  # `EndOfRequests` cancels the game if the client leaves.
         return playing
 
-    def _end(self, pieces: PieceQueue, playing: asyncio.Task[Trajectory]) -> None:
+    def _end(self, playing: asyncio.Task[Trajectory]) -> None:
         self.sessions -= 1
-        pieces.put_nowait(None)
         if not playing.cancelled():
             # If the client has left, nobody else fetches the exception, and asyncio would log that it was
             # "never retrieved".

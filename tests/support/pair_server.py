@@ -29,6 +29,8 @@ def echo_pair(
         environment=environment or environment_of(Shouting()),
         seed=seed,
         temperature=temperature,
+        path="agent",
+        about="an echoing agent",
     )
 
 
@@ -42,6 +44,7 @@ def chat_server(
         limits=limits or Limits(),
         max_sessions=max_sessions,
         key=key,
+        is_local=True,
     )
 
 
