@@ -19,13 +19,13 @@ if __name__ == "__main__":  # Show --help and usage errors before the imports be
 import asyncio
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 
 from prompt_r1.errors import NoAnswer, QuestionTooLong, Resumable, UsageError
 from prompt_r1.pair.api import AsyncPair, asked_question, open_pair
-from prompt_r1.pair.dialogue import DialoguePrinter, Piece
+from prompt_r1.pair.dialogue import DialoguePrinter, OnPiece
 from prompt_r1.pair.named_agent import teaching_command
 from prompt_r1.pair.settings import ChosenPair, InferConfig
 from prompt_r1.programs.command_line import run_program
@@ -105,13 +105,8 @@ def typed_questions() -> Iterator[str]:
             yield question
 
 
-async def ask(
-    question: str, pair: AsyncPair, on_piece: Callable[[Piece], object] | None = None
-) -> Trajectory:
-    """Play one game. `on_piece`, if given, gets the dialogue while it is played.
-
-    For a question that is too long, the game has no turns, and its `error` says so.
-    """
+async def ask(question: str, pair: AsyncPair, on_piece: OnPiece | None = None) -> Trajectory:
+    """Play one game. If the question is too long, the game has no turns, and its `error` says so."""
     before = pair.environment.budget.spent
     try:
         game = await pair.play(question, on_piece=on_piece)

@@ -3,7 +3,7 @@
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from prompt_r1.errors import LimitReached, QuestionTooLong, UsageError
 from prompt_r1.model.loading import load_policy, load_tokenizer, vocabulary_of
 from prompt_r1.model.machine import usable_cores
 from prompt_r1.model.policy import Policy
-from prompt_r1.pair.dialogue import DialogueSplitter, Piece
+from prompt_r1.pair.dialogue import DialogueSplitter, OnPiece
 from prompt_r1.protocol import Codec
 from prompt_r1.rollout import play
 from prompt_r1.settings.agent import AgentConfig
@@ -161,13 +161,13 @@ async def play_question(
     sample: int = 0,
     epoch: int = 0,
     limits: Limits = NO_LIMITS,
-    on_piece: Callable[[Piece], object] | None = None,
+    on_piece: OnPiece | None = None,
 ) -> Trajectory:
     """Play one game of a question, for training, evaluation and people. Many games may run at once.
 
     `sample` (the game in its group) and `epoch` (from 0) identify the game: an environment that samples its
-    replies gives each game a reply of its own. `on_piece` gets the dialogue while it is played. Raises
-    LimitReached when the time is over, and before a request that may exceed the dollars.
+    replies gives each game a reply of its own. Raises LimitReached when the time is over, and before a
+    request that may exceed the dollars.
     """
     begin = time.perf_counter()
     caller = Caller(question.id, sample, epoch)

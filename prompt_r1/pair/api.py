@@ -34,7 +34,7 @@ from prompt_r1.pair.agent import (
     play_question,
     with_threads_of_this_machine,
 )
-from prompt_r1.pair.dialogue import Piece
+from prompt_r1.pair.dialogue import OnPiece, Piece
 from prompt_r1.pair.named_agent import resolve_agent
 from prompt_r1.pair.settings import ChosenPair, PairConfig, ProgramConfig, choose_pair
 from prompt_r1.settings.fields import NOT_NEGATIVE, check_number
@@ -61,12 +61,12 @@ class AsyncPair:
         limits: Limits = NO_LIMITS,
         seed: int | None = None,
         temperature: float | None = None,
-        on_piece: Callable[[Piece], object] | None = None,
+        on_piece: OnPiece | None = None,
     ) -> Trajectory:
         """Play one game within limits, with the pair's seed and temperature unless others are given.
 
-        `on_piece` gets the dialogue while it is played. Raises QuestionTooLong, LimitReached, and what
-        `Environment.ask` raises except EnvError: after a failed call, the game's `stop` is "env_error".
+        Raises QuestionTooLong, LimitReached, and what `Environment.ask` raises except EnvError: after a
+        failed call, the game's `stop` is "env_error".
         """
         agent = self.agent
         text = text.encode("utf-8", "replace").decode()  # A lone surrogate has no UTF-8 and becomes "?".

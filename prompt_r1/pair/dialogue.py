@@ -27,6 +27,10 @@ class Piece:
     begins: bool  # whether this is the first piece of its block
 
 
+OnPiece = Callable[[Piece], object]
+"""Gets each piece of a game while it is played."""
+
+
 class DialogueSplitter:
     """Splits a game into pieces while it is played: the agent's turns token by token, and the replies.
 
@@ -34,7 +38,7 @@ class DialogueSplitter:
     for more text while it may become a tag, or is white space that may end a block.
     """
 
-    def __init__(self, decode: Callable[[list[int]], str], on_piece: Callable[[Piece], object]) -> None:
+    def __init__(self, decode: Callable[[list[int]], str], on_piece: OnPiece) -> None:
         self._decode = decode
         self._on_piece = on_piece
         self._begin_turn()

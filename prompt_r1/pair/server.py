@@ -19,7 +19,7 @@ import reprlib
 import time
 import traceback
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from ipaddress import ip_address
@@ -48,7 +48,7 @@ from prompt_r1.pair.chat_format import (
     last_chunk,
     read_request,
 )
-from prompt_r1.pair.dialogue import Piece
+from prompt_r1.pair.dialogue import OnPiece, Piece
 from prompt_r1.programs.text import printable, printable_line, without_keys
 from prompt_r1.types import Trajectory
 
@@ -157,7 +157,7 @@ class ChatServer:
             return _error_response(request, error)
 
     def _start(
-        self, request: Request, asked: ChatRequest, on_piece: Callable[[Piece], object] | None = None
+        self, request: Request, asked: ChatRequest, on_piece: OnPiece | None = None
     ) -> asyncio.Task[Trajectory]:
         """Start the game of a request. Raises Failure if all sessions are in use."""
         if self.sessions >= self.max_sessions:
