@@ -19,11 +19,12 @@ from prompt_r1.evaluation.methods import DEFAULT_METHODS, EXTRA_METHODS, METHODS
 from prompt_r1.evaluation.predictions import FILE, System
 from prompt_r1.evaluation.settings import EvaluateConfig
 from prompt_r1.pair.named_agent import NamedAgent, newest_mini_run, resolve_agent, run_of
-from prompt_r1.pair.settings import read_play_config, with_settings_of_training
+from prompt_r1.pair.settings import with_settings_of_training
 from prompt_r1.programs.command_line import command
 from prompt_r1.programs.files import make_folder
 from prompt_r1.programs.launcher import check_device
 from prompt_r1.settings.agent import MINI_AGENT, AgentConfig, all_mini_data, has_own_splits, is_mini
+from prompt_r1.settings.flags import given_values
 from prompt_r1.settings.functions import import_metric
 from prompt_r1.types import Question
 
@@ -35,8 +36,8 @@ def read_evaluation(arguments: list[str]) -> Evaluation:
 
     Raises UsageError for an evaluation that cannot start.
     """
-    config, given = read_play_config(EvaluateConfig, arguments)
-    config = _with_agent_and_folder(config)
+    given = given_values(EvaluateConfig, arguments, presets={})
+    config = _with_agent_and_folder(EvaluateConfig(**given))
     check_device(config.device)
     for name in config.metric:
         import_metric(name)

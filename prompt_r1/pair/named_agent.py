@@ -71,9 +71,9 @@ def resolve_agent(name: str, *, max_turns: int = 0, max_new: int = 0) -> NamedAg
     known_as = name or str(newest_mini_run())
     path = locate_agent(known_as)
     trained = trained_config(path)
-    config = preset_config(known_as) if trained is None else trained
+    config = trained or preset_config(known_as)
     config = replace(config, max_turns=max_turns or config.max_turns, max_new=max_new or config.max_new)
-    start = known_as if trained is None else trained.agent
+    start = trained.agent if trained else known_as
     return NamedAgent(path, config, start, is_newest=not name)
 
 

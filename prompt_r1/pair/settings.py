@@ -75,21 +75,13 @@ class ChosenPair(Generic[ProgramConfig]):
     own: Answering | None = None  # an object of the user in place of the environment of a SPEC
 
 
-def read_play_config(kind: type[Config], arguments: list[str]) -> tuple[Config, Collection[str]]:
-    """Read a config from its flags. Returns it, and the names of the settings that are given.
-
-    Raises UsageError as `given_values` does.
-    """
-    values = given_values(kind, arguments, presets={})
-    return kind(**values), values.keys()
-
-
 def read_pair(kind: type[ProgramConfig], arguments: list[str]) -> ChosenPair[ProgramConfig]:
     """Read the flags of infer.py or of the server, and choose the pair that they name.
 
     Raises UsageError if device, agent or environment cannot be opened.
     """
-    config, given = read_play_config(kind, arguments)
+    given = given_values(kind, arguments, presets={})
+    config = kind(**given)
     check_device(config.device)
     agent = resolve_agent(config.agent, max_turns=config.max_turns, max_new=config.max_new)
     chosen = choose_pair(config, given, agent)

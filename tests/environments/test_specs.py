@@ -15,9 +15,10 @@ from prompt_r1.environments.specs import TrustedNames, open_account, trusted_nam
 from prompt_r1.environments.specs import open_environment as open_spec
 from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.pair.named_agent import NamedAgent
-from prompt_r1.pair.settings import PairConfig, choose_pair, read_play_config
+from prompt_r1.pair.settings import PairConfig, choose_pair
 from prompt_r1.settings.agent import ENVIRONMENT_SYSTEM, AgentConfig, EnvironmentConfig
 from prompt_r1.settings.fields import flag_of
+from prompt_r1.settings.flags import given_values
 from prompt_r1.spending import Spending
 from prompt_r1.types import Message
 from tests.support.at_once import at_once
@@ -187,8 +188,8 @@ def test_settings_of_the_training_are_sent_to_its_own_environment_only(spec, giv
 def test_a_flag_with_its_default_value_replaces_a_setting_of_the_training(flag, default) -> None:
     """A bug: after a training with `--route uniform`, `--route session` was ignored."""
     trained = AgentConfig(route="uniform", env_system="As trained.", env_args='{"top_p": 0.5}')
-    config, given = read_play_config(PairConfig, [flag, default])
-    settings = choose_pair(config, given, NamedAgent("a", trained, "a")).config
+    given = given_values(PairConfig, [flag, default], presets={})
+    settings = choose_pair(PairConfig(**given), given, NamedAgent("a", trained, "a")).config
     names = ("route", "env_system", "env_args")
     expected = {name: default if flag_of(name) == flag else getattr(trained, name) for name in names}
     assert {name: getattr(settings, name) for name in names} == expected
