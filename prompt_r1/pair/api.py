@@ -180,9 +180,7 @@ class Pair:
 
     def close(self) -> None:
         """Cancel the games, close the connections, and end the thread. The pair cannot be used afterwards."""
-        ending = self._loop.close(self._pair.environment.close)
-        if ending is not None:
-            ending.result()
+        self._loop.close(self._pair.environment.close).result()
 
     def __enter__(self) -> "Pair":
         return self
@@ -241,8 +239,9 @@ class LoopThread:
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
-        self._is_closed = False
-        self._starting = threading.Lock()
+        self._closing: Future[None] | None = None  # what `close` does; None: it has not been called
+        # Work that started after the loop has stopped would never end.
+        self._lock = threading.Lock()
         threading.Thread(target=self._run, name="prompt-r1", daemon=True).start()
 
     def _run(self) -> None:
@@ -251,9 +250,8 @@ class LoopThread:
 
     def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Start work in the loop. Raises UsageError if the loop has been closed."""
-        # Locked, because work that starts after the loop has stopped would never end.
-        with self._starting:
-            if not self._is_closed:
+        with self._lock:
+            if self._closing is None:
                 return asyncio.run_coroutine_threadsafe(work, self._loop)
         work.close()
         raise UsageError("this pair is closed: load it again")
@@ -266,18 +264,16 @@ class LoopThread:
         finally:
             future.cancel()  # has no effect on work that has ended
 
-    def close(self, disconnect: Callable[[], Awaitable[None]] | None = None) -> Future[None] | None:
-        """Cancel the work that runs, then call `disconnect`, and end the thread.
+    def close(self, disconnect: Callable[[], Awaitable[None]] | None = None) -> Future[None]:
+        """Cancel the work that runs, then call `disconnect`, and end the thread. A second call does nothing.
 
-        Returns a future that is done when the connections are closed; None if the loop was closed before.
+        Returns a future that is done when the connections are closed.
         """
-        with self._starting:
-            if self._is_closed:
-                return None
-            self._is_closed = True
-            ending = asyncio.run_coroutine_threadsafe(self._cancel_all(disconnect), self._loop)
-        ending.add_done_callback(lambda _: self._loop.call_soon_threadsafe(self._loop.stop))
-        return ending
+        with self._lock:
+            if self._closing is None:
+                self._closing = asyncio.run_coroutine_threadsafe(self._cancel_all(disconnect), self._loop)
+                self._closing.add_done_callback(lambda _: self._loop.call_soon_threadsafe(self._loop.stop))
+            return self._closing
 
     async def _cancel_all(self, disconnect: Callable[[], Awaitable[None]] | None) -> None:
         tasks = asyncio.all_tasks() - {asyncio.current_task()}

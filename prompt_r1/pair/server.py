@@ -122,13 +122,13 @@ class ChatServer:
     async def models(self, request: Request) -> Response:
         """List the models. The pair is the only one."""
         self._check_access(request)
-        return _json({"object": "list", "data": [self._about()]})
+        return _json({"object": "list", "data": [self._model_object()]})
 
     async def model(self, request: Request) -> Response:
         """Describe the pair to a client that knows its name."""
         self._check_access(request)
         self._check_model(request.path_params["name"])
-        return _json(self._about())
+        return _json(self._model_object())
 
     async def answer(self, request: Request) -> Response:
         """Answer a question, or say in the response why there is no answer."""
@@ -143,7 +143,7 @@ class ChatServer:
                 "model": self.model_name,
             }
             if not asked.stream:
-                return await _whole(request, self._start(request, asked), head)
+                return await _response_of(request, self._start(request, asked), head)
             pieces = PieceQueue()
             playing = self._start(request, asked, on_piece=pieces.put_nowait)
             playing.add_done_callback(lambda _: pieces.put_nowait(None))
@@ -171,18 +171,18 @@ class ChatServer:
         )
         self.sessions += 1
         playing = asyncio.create_task(game)
-        playing.add_done_callback(self._end)
+        playing.add_done_callback(self._end_session)
         request.state.playing = playing  # `EndOfRequests` cancels the game if the client leaves.
         return playing
 
-    def _end(self, playing: asyncio.Task[Trajectory]) -> None:
+    def _end_session(self, playing: asyncio.Task[Trajectory]) -> None:
         self.sessions -= 1
         if not playing.cancelled():
             # If the client has left, nobody else fetches the exception, and asyncio would log that it was
             # "never retrieved".
             playing.exception()
 
-    def _about(self) -> Body:
+    def _model_object(self) -> Body:
         return {"id": self.model_name, "object": "model", "created": 0, "owned_by": "prompt-r1"}
 
     def _check_model(self, name: str) -> None:
@@ -239,8 +239,8 @@ async def _read_body(request: Request) -> bytes:
     return bytes(body)
 
 
-async def _whole(request: Request, playing: asyncio.Task[Trajectory], head: Body) -> Response:
-    """The response to a request that is not streamed. Raises ClientDisconnect if the client leaves."""
+async def _response_of(request: Request, playing: asyncio.Task[Trajectory], head: Body) -> Response:
+    """The response with the whole game, when it has ended. Raises ClientDisconnect if the client leaves."""
     leaving = asyncio.create_task(_client_left(request))
     try:
         await asyncio.wait([playing, leaving], return_when=asyncio.FIRST_COMPLETED)
