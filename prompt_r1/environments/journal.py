@@ -1,19 +1,17 @@
-"""The journal: no call is paid for twice.
+"""The journal: a resumed run pays for no reply twice.
 
-Each rank appends JSON lines to a file of its own; at the start it reads the files of all ranks. So a resumed
-run repeats no call, but ranks that make equal calls in the same run pay for each of them.
+Each rank appends JSON lines to a file of its own, and at the start it reads the files of all ranks. So ranks
+that make equal calls in the same run pay for each of them.
 
 A call may need several requests. Each request has a number, which is the field "call" of its lines. Before it
 is sent, a line says what it costs if the process is killed now. When it has ended, a line with the same
 number says what it has cost. So the last line of a number counts. If a line has a `reply`, the call is never
 sent again.
 
-If the disk becomes full, replies that have been paid must still be written. So each rank keeps a reserve, a
-file with room for a long reply to each request that runs. If one of these replies meets a full disk, the
-reserve is removed, and no further request is sent.
+A kill or a full disk loses the replies of the requests that are running. What they may have cost is already
+written, so the budget counts it. A resumed run sends their calls again.
 """
 
-import errno
 import json
 import os
 import time
@@ -26,9 +24,6 @@ from prompt_r1.errors import UsageError
 from prompt_r1.programs.files import append_line
 from prompt_r1.programs.reading import check_values, json_object
 from prompt_r1.spending import Spending
-
-REPLY_BYTES = 2**16  # The reserve counts a reply as this large: some 16,000 tokens with its thinking.
-DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Journal:
@@ -60,33 +55,17 @@ class Journal:
         folder.mkdir(parents=True, exist_ok=True)
         self._file = os.open(own, os.O_APPEND | os.O_CREAT | os.O_RDWR, 0o644)
         self._own = own
-        self._reserve = folder / f".reserve-rank{rank}"
-        self._reserve.write_bytes(b"")
-        self._running = 0  # requests that have begun and not ended
 
     def begin(self, key: str, cost_if_lost: Spending) -> int:
         """Write what a request costs if the process is killed now. Returns the number of the request.
 
-        Raises OSError if the disk has no room for this line or for the reply, or if it was full before: no
-        request is sent then.
+        Raises OSError if it cannot be written, for example to a full disk. Then the request may not be sent.
         """
         number = next(self._numbers)
         if self.records:
-            self._reserve_room(self._running + 1)
             line = {"key": key, "call": number, "charged": cost_if_lost.amounts}
             append_line(self._file, json.dumps(line))
-            self._running += 1
         return number
-
-    def _reserve_room(self, requests: int) -> None:
-        """Let the reserve have room for the replies of this many requests. Raises OSError."""
-        if not self._reserve.exists():
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._own))
-        missing = requests * REPLY_BYTES - self._reserve.stat().st_size
-        if missing > 0:
-            with self._reserve.open("ab") as file:
-                # Some file systems compress zeros away, so zeros would reserve nothing.
-                file.write(os.urandom(missing))
 
     def end(
         self, number: int, key: str, charged: Spending, reply: Reply | None = None, **shown: object
@@ -97,24 +76,12 @@ class Journal:
         """
         if not self.records:
             return
-        self._running -= 1
         line: dict[str, object] = {"key": key, "call": number, "charged": charged.amounts}
-        if reply is None:
-            self._append_also_if_full(line)
-        else:
+        if reply is not None:
             line |= {"reply": asdict(reply), "time": round(time.time(), 3), "usd": charged.usd, **shown}
-            self.places[key] = (self._own, self._append_also_if_full(line))
-
-    def _append_also_if_full(self, line: dict[str, object]) -> int:
-        """Append a line, on a full disk in the room of the reserve. Returns the place where it begins."""
-        text = json.dumps(line)
-        try:
-            return append_line(self._file, text)
-        except OSError as error:
-            if error.errno not in DISK_IS_FULL or not self._reserve.exists():
-                raise
-            self._reserve.unlink()
-            return append_line(self._file, text)
+        begin = append_line(self._file, json.dumps(line))
+        if reply is not None:
+            self.places[key] = (self._own, begin)
 
     def reply(self, key: str) -> tuple[Reply, Spending] | None:
         """Read the recorded reply of a call, and what it was charged; None if there is none."""
