@@ -26,7 +26,8 @@ import logging
 import random
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from weakref import WeakValueDictionary
@@ -118,11 +119,11 @@ class Call:
 
 
 @dataclass(eq=False)
-class EqualCalls:
-    """Calls with the same key that are made at the same time: all wait for the one that is sent."""
+class SharedCall:
+    """A call that several games make at the same time. One of them sends it, and the others wait."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    failure: EnvError | Resumable | None = None  # why the first of them failed; None if it has not
+    failed_with: EnvError | Resumable | None = None
 
 
 class Environment:
@@ -152,8 +153,8 @@ class Environment:
         ]
         self._route = Route(route, len(sources))
         self._sleep = sleep
-        # The calls that are being made, by their key. When they have ended, their entry vanishes.
-        self._equal_calls = WeakValueDictionary[str, EqualCalls]()
+        # By the keys of the calls. An entry vanishes when no game makes its call any more.
+        self._shared_calls = WeakValueDictionary[str, SharedCall]()
         self._failed_calls = FailedCalls(self.name)
 
     async def ask(self, messages: list[Message], caller: Caller = NO_GAME, bill: Bill | None = None) -> Reply:
@@ -166,13 +167,8 @@ class Environment:
         """
         member = self.members[self._route.draw(caller)]
         call = Call(member, messages, caller, bill or Bill())
-        equal_calls = self._equal_calls_of(call.key)
         try:
-            # If games make the same call at once, the first one sends it. The others wait, and find its reply
-            # in the journal or fail with it.
-            async with equal_calls.lock:
-                if equal_calls.failure:
-                    raise equal_calls.failure
+            async with self._one_at_a_time(call.key):
                 if recorded := self.journal.reply(call.key):
                     member.counts["reused"] += 1
                     reply, cost = recorded
@@ -180,8 +176,7 @@ class Environment:
                     with self._failed_calls.watch():
                         reply = await self._send(call)
                     cost = member.price.of_call(reply.tokens_in, reply.tokens_out)
-        except (EnvError, Resumable) as failure:
-            equal_calls.failure = failure  # The equal calls that wait fail with it, too.
+        except (EnvError, Resumable):
             call.bill.reply_cost += ONE_FREE_CALL
             member.counts["errors"] += 1
             raise
@@ -189,6 +184,26 @@ class Environment:
         if reply.label:
             member.counts[f"outcomes/{reply.label}"] += 1
         return reply
+
+    @asynccontextmanager
+    async def _one_at_a_time(self, key: str) -> AsyncIterator[None]:
+        """Let equal calls wait for each other, so that those that wait find the reply in the journal.
+
+        If the call fails, they fail with it. Without a journal there is nothing to wait for.
+        """
+        if not self.journal.records:
+            yield
+            return
+        shared = self._shared_calls.setdefault(key, SharedCall())
+        async with shared.lock:
+            if shared.failed_with:
+                raise shared.failed_with
+            try:
+                yield
+            except (EnvError, Resumable) as failure:
+                shared.failed_with = failure
+                del self._shared_calls[key]  # A later call is sent again.
+                raise
 
     async def _send(self, call: Call) -> Reply:
         """Send the request of a call until there is a reply, for at most CALL_DEADLINE seconds.
@@ -312,15 +327,6 @@ class Environment:
                     metrics[f"env/{number}:{member.source.name}/{name}"] = float(member.counts[name])
             member.counts.clear()
         return metrics
-
-    def _equal_calls_of(self, key: str) -> EqualCalls:
-        """The lock and the failure that calls with this key share. Without a journal, they share nothing."""
-        if not self.journal.records:
-            return EqualCalls()
-        equal_calls = self._equal_calls.get(key)
-        if equal_calls is None or equal_calls.failure:
-            equal_calls = self._equal_calls[key] = EqualCalls()
-        return equal_calls
 
     def _note_wait(self, member: Member, busy: Busy, wait: float) -> None:
         """Let all calls wait if the server asked for it, and report a long wait."""

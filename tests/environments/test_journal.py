@@ -85,7 +85,7 @@ def test_calls_that_wait_for_an_equal_call_share_its_failure_and_a_later_call_is
     assert asked.take_metrics()["env/failed_requests"] == 2
 
 
-def test_a_failure_that_equal_calls_share_counts_once(tmp_path: Path) -> None:
+def test_a_failure_that_shared_calls_share_counts_once(tmp_path: Path) -> None:
     """A bug: one refused question with 32 games at temperature 0 was 32 failed calls, and ended the run."""
     asked = environment(CountingSource(EnvError("refused")), folder=tmp_path)
     ended = at_once((reply(asked) for _ in range(32)), return_exceptions=True)
@@ -107,7 +107,7 @@ def test_a_call_that_has_ended_leaves_no_lock_in_memory(tmp_path: Path) -> None:
     at_once(reply(asked, sample=sample) for sample in range(3))
     gc.collect()
     assert len(asked.journal.places) == 3
-    assert len(asked._equal_calls) == 0
+    assert len(asked._shared_calls) == 0
 
 
 def test_a_journal_leaves_the_texts_of_its_replies_on_the_disk(tmp_path: Path) -> None:
