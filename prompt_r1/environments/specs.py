@@ -57,29 +57,20 @@ def kind_of(name: str) -> Kind:
     return "url" if "@http" in name else "model"
 
 
-@dataclass(frozen=True)
-class TrustedNames:
-    """The names that the user trusts. A SPEC that is read from a file may come from anyone."""
+def trusted_names(*, typed: Iterable[str], opened: Iterable[str]) -> Collection[str]:
+    """The names that the user trusts: code (py:MODULE:NAME) and servers that get OPENAI_API_KEY (MODEL@URL).
 
-    objects: Collection[str] = ()  # py:MODULE:NAME that may be imported, which runs code
-    servers: Collection[str] = ()  # MODEL and MODEL@URL whose server gets OPENAI_API_KEY
-
-
-def trusted_names(*, typed: Iterable[str], opened: Iterable[str]) -> TrustedNames:
-    """The names that the user trusts: `typed` are the SPECs on the command line, `opened` all of the run's.
-
-    An object is trusted if the user typed its name. The key is the one of the MODELs without URL. If the run
-    opens none, it can only be meant for the URLs that the user typed.
+    A SPEC in a file may come from anyone, so only names on the command line are trusted: `typed` has its
+    SPECs. A MODEL without URL always gets the key. If the run opens one, the key belongs to its provider, and
+    no URL gets it: `opened` has all SPECs of the run.
     """
-    typed_names = _names(typed)
-    objects = {name for name in typed_names if kind_of(name) == "own"}
-    urls = {name for name in typed_names if kind_of(name) == "url"}
-    models = {name for name in _names(opened) if kind_of(name) == "model"}
-    return TrustedNames(objects, servers=models or urls)
+    trusted = _names_in(typed)
+    if any(kind_of(name) == "model" for name in _names_in(opened)):
+        trusted = {name for name in trusted if kind_of(name) != "url"}
+    return trusted
 
 
-def _names(specs: Iterable[str]) -> set[str]:
-    """The names in SPECs."""
+def _names_in(specs: Iterable[str]) -> set[str]:
     return {name for spec in specs for name in spec.split(",") if name}
 
 
@@ -113,7 +104,7 @@ def check_usd_limit(flag: str, config: EnvironmentConfig) -> None:
         )
 
 
-def check_environment(spec: str, config: EnvironmentConfig, *, trusted: TrustedNames) -> None:
+def check_environment(spec: str, config: EnvironmentConfig, *, trusted: Collection[str]) -> None:
     """Raise UsageError for what is wrong with a SPEC and its settings, before torch is imported.
 
     So the user need not wait to hear that a server of this machine is not running.
@@ -124,7 +115,7 @@ def check_environment(spec: str, config: EnvironmentConfig, *, trusted: TrustedN
             _endpoint(name, config, trusted).check_listening()
 
 
-def _check_spec(spec: str, config: EnvironmentConfig, *, trusted: TrustedNames) -> None:
+def _check_spec(spec: str, config: EnvironmentConfig, *, trusted: Collection[str]) -> None:
     """Raise UsageError for wrong settings, and for names that stand for no environment. Loads no model."""
     parse_fields(config.env_args)
     for price in config.env_price:
@@ -147,7 +138,7 @@ def open_environment(
     spec: str,
     config: EnvironmentConfig,
     *,
-    trusted: TrustedNames = TrustedNames(),
+    trusted: Collection[str] = (),
     account: Account | None = None,
     seed: int = 0,
     device: "torch.device | None" = None,
@@ -191,7 +182,7 @@ def open_own(own: Answering, config: EnvironmentConfig, *, seed: int) -> Environ
 def _open_source(
     name: str,
     config: EnvironmentConfig,
-    trusted: TrustedNames,
+    trusted: Collection[str],
     *,
     price: Price,
     seed: int,
@@ -226,9 +217,9 @@ def _own_source(own: Any, config: EnvironmentConfig, *, price: Price, seed: int,
     )
 
 
-def _import(name: str, trusted: TrustedNames) -> Any:
+def _import(name: str, trusted: Collection[str]) -> Any:
     """The object or the class that py:MODULE:NAME stands for. Importing it runs the user's code."""
-    if name not in trusted.objects:
+    if name not in trusted:
         raise UsageError(f"a file names {name!r}, which runs code: give it as --env")
     return import_object(name.removeprefix(OBJECT_PREFIX), where=f"the environment {name!r}")
 
@@ -242,7 +233,7 @@ def _check_model_of(name: str) -> None:
         raise UsageError(f"the environment {name!r}: there is no Hugging Face model in {folder!r}")
 
 
-def _endpoint(name: str, config: EnvironmentConfig, trusted: TrustedNames) -> "Endpoint":
+def _endpoint(name: str, config: EnvironmentConfig, trusted: Collection[str]) -> "Endpoint":
     """The endpoint of a name. Raises UsageError for a malformed name, and for a key that cannot be used."""
     # It is imported here, because other environments need no HTTP.
     from prompt_r1.environments.endpoint import endpoint_of
@@ -251,9 +242,10 @@ def _endpoint(name: str, config: EnvironmentConfig, trusted: TrustedNames) -> "E
         raise UsageError(
             f"there is no environment {name!r}: the mini world has {', '.join(MINI_ENVIRONMENTS)}"
         )
+    gets_key = kind_of(name) == "model" or name in trusted
     return endpoint_of(
         name,
-        key=os.environ.get("OPENAI_API_KEY", "") if name in trusted.servers else "",
+        key=os.environ.get("OPENAI_API_KEY", "") if gets_key else "",
         fields=parse_fields(config.env_args),
         system=config.env_system,
     )

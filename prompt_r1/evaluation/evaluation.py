@@ -6,7 +6,7 @@ This file does not import torch, because an `Evaluation` is made before torch is
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +18,7 @@ from prompt_r1.environments.budget import Price
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.own import MuteEnvironment, OwnSource
 from prompt_r1.environments.sources import limit_in
-from prompt_r1.environments.specs import Account, TrustedNames, open_environment, parse_fields, trusted_names
+from prompt_r1.environments.specs import Account, open_environment, parse_fields, trusted_names
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.methods import METHODS
 from prompt_r1.evaluation.predictions import System
@@ -189,7 +189,7 @@ def trained_on(agent: NamedAgent, questions: Sequence[Question]) -> int:
     return sum(question_key(question.text) in keys for question in questions)
 
 
-def trusted_environments(config: EvaluateConfig, systems: Iterable[System]) -> TrustedNames:
+def trusted_environments(config: EvaluateConfig, systems: Iterable[System]) -> Collection[str]:
     """The names that the user trusts, among those of all environments that an evaluation opens."""
     typed = [*config.env, config.optimizer_env]
     opened = [config.optimizer_env, *(system.environment for system in systems)]

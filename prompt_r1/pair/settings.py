@@ -1,11 +1,11 @@
 """Settings of the programs that load a pair of agent and environment, and their checks without torch."""
 
 from collections.abc import Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from prompt_r1.environments.own import Answering
-from prompt_r1.environments.specs import TrustedNames, check_environment, trusted_names
+from prompt_r1.environments.specs import check_environment, trusted_names
 from prompt_r1.pair.named_agent import NamedAgent, resolve_agent
 from prompt_r1.programs.launcher import check_device
 from prompt_r1.settings.agent import AgentConfig, EnvironmentConfig
@@ -71,7 +71,7 @@ class ChosenPair(Generic[ProgramConfig]):
 
     agent: NamedAgent
     config: ProgramConfig  # the user's settings, with the environment that is asked, and how it is asked
-    trusted: TrustedNames = field(default_factory=TrustedNames)  # which names of `config.env` are trusted
+    trusted: Collection[str] = ()  # which names of `config.env` are trusted (`trusted_names`)
     own: Answering | None = None  # an object of the user in place of the environment of a SPEC
 
 
@@ -95,8 +95,7 @@ def choose_pair(
     """Choose the environment of an agent: the one of its training if the user names none by --env.
 
     `given` are the names of the settings that the user gave. The settings of the training were read from the
-    agent's folder, which may come from anyone. So their SPEC does not count as typed by the user: no key is
-    sent to it, and no code is imported.
+    agent's folder, which may come from anyone. So their SPEC does not count as typed by the user.
     """
     settings = config
     if not config.env:

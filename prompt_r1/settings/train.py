@@ -97,13 +97,13 @@ class TrainConfig(AgentConfig):
         16384, "tokens per micro-batch; shared openings count once", POSITIVE
     )
     checkpointing: bool = machine_setting(True, "gradient checkpointing")
-    # This is no setting. True: --env comes from the YAML file of --config, so nobody typed it.
+    # This is no setting: whether `env` comes from the YAML file of --config.
     env_from_file: bool = False
 
     @property
-    def typed_environments(self) -> tuple[str, ...]:
-        """The SPECs on the command line. A URL that a file names does not get OPENAI_API_KEY."""
-        return () if self.env_from_file else (self.env,)
+    def typed_env(self) -> str:
+        """The SPEC of `env` if the user typed it; "" if a YAML file names it, which may come from anyone."""
+        return "" if self.env_from_file else self.env
 
 
 def warnings_of(config: TrainConfig) -> list[str]:

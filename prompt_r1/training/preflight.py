@@ -30,7 +30,7 @@ def read_train_config(arguments: list[str]) -> TrainConfig:
     locate_agent(config.agent)
     parse_prices(config.env_price, config.env.split(","))
     if not config.dry_run:  # An estimate needs no key.
-        trusted = trusted_names(typed=config.typed_environments, opened=[config.env])
+        trusted = trusted_names(typed=[config.typed_env], opened=[config.env])
         check_environment(config.env, config, trusted=trusted)
     val_files = () if config.val_data == (HELD_OUT,) else config.val_data
     check_data([*config.data, *val_files, *config.test_data])

@@ -75,7 +75,7 @@ def open_parts(
     environment = open_environment(
         config.env,
         config,
-        trusted=trusted_names(typed=config.typed_environments, opened=[config.env]),
+        trusted=trusted_names(typed=[config.typed_env], opened=[config.env]),
         # The journal, and this rank's share of the budget.
         account=open_account(config, folder, rank=ranks.rank, ranks=ranks.count),
         seed=config.seed,

@@ -11,7 +11,7 @@ import torch
 from prompt_r1.environments.budget import Bill, Price
 from prompt_r1.environments.endpoint import Endpoint
 from prompt_r1.environments.sources import Caller
-from prompt_r1.environments.specs import TrustedNames, open_account, trusted_names
+from prompt_r1.environments.specs import open_account, trusted_names
 from prompt_r1.environments.specs import open_environment as open_spec
 from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.pair.named_agent import NamedAgent
@@ -121,6 +121,15 @@ def test_a_url_that_was_read_from_a_file_does_not_get_the_key(typed, keys, monke
     trusted = trusted_names(typed=typed, opened=[spec])
     members = open_spec(spec, EnvironmentConfig(), trusted=trusted).members
     assert [member.source.key for member in members] == keys
+
+
+def test_a_model_without_a_url_gets_the_key_also_if_a_file_names_it(monkeypatch) -> None:
+    """Then no URL gets it, although the user typed one: it is the key of the model's provider."""
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    model, url = "gpt-4o-mini", "llama@http://gpu7:8000/v1"
+    trusted = trusted_names(typed=[url], opened=[model, url])
+    members = open_spec(f"{model},{url}", EnvironmentConfig(), trusted=trusted).members
+    assert [member.source.key for member in members] == [KEY, ""]
 
 
 @pytest.mark.parametrize("key", ["sk-Secret\n0123", "sk-Secret 0123", "sk-Secrét"])
@@ -255,8 +264,7 @@ def test_an_object_of_the_users_gets_the_seed_and_has_the_price_of_its_character
 
 def test_an_object_of_the_users_that_takes_the_question_replies_to_each_of_them(tmp_path):
     config, spec = EnvironmentConfig(), "py:tests.environments.test_specs:Secretive"
-    trusted = TrustedNames(objects=[spec])
-    asked = open_spec(spec, config, trusted=trusted, account=open_account(config, tmp_path))
+    asked = open_spec(spec, config, trusted=[spec], account=open_account(config, tmp_path))
     replies = [asyncio.run(asked.ask(HELLO, Caller(question))).text for question in ("q1", "q2", "q1")]
     assert replies == ["about q1", "about q2", "about q1"]
 
@@ -264,8 +272,7 @@ def test_an_object_of_the_users_that_takes_the_question_replies_to_each_of_them(
 def test_an_object_of_the_users_that_takes_the_game_replies_to_each_of_them(tmp_path):
     """A bug: with `samples = False`, all games of a group got the reply to the first."""
     config, spec = EnvironmentConfig(), "py:tests.environments.test_specs:Fickle"
-    trusted = TrustedNames(objects=[spec])
-    asked = open_spec(spec, config, trusted=trusted, account=open_account(config, tmp_path))
+    asked = open_spec(spec, config, trusted=[spec], account=open_account(config, tmp_path))
     replies = [asyncio.run(asked.ask(HELLO, Caller("q", sample))).text for sample in (0, 1, 0)]
     assert replies == ["to game 0", "to game 1", "to game 0"]
 

@@ -151,14 +151,14 @@ def test_code_is_imported_only_if_the_command_line_names_it(tmp_path, monkeypatc
 
 @pytest.mark.parametrize(
     ("flags", "typed"),
-    [([], ()), (["--env", "m@http://gpu7/v1"], ("m@http://gpu7/v1",)), (["--env", "none"], ("none",))],
+    [([], ""), (["--env", "m@http://gpu7/v1"], "m@http://gpu7/v1"), (["--env", "none"], "none")],
 )
 def test_an_environment_of_a_config_file_was_not_typed(tmp_path, flags, typed):
     """The key is not sent to a URL that a file names: it may come from a stranger."""
     file = tmp_path / "foreign.yaml"
     file.write_text("data: mini\nenv: m@http://gpu7/v1\n")
     config = train_config(["--config", str(file), *flags])
-    assert config.typed_environments == typed
+    assert config.typed_env == typed
     write_yaml(config, file)
     assert "env_from_file" not in file.read_text(), "it is no setting"
 
