@@ -36,7 +36,7 @@ from prompt_r1.pair.agent import (
 )
 from prompt_r1.pair.dialogue import OnPiece, Piece
 from prompt_r1.pair.named_agent import resolve_agent
-from prompt_r1.pair.settings import ChosenPair, PairConfig, ProgramConfig, choose_pair
+from prompt_r1.pair.settings import AnyPairConfig, ChosenPair, PairConfig, choose_pair
 from prompt_r1.settings.fields import NOT_NEGATIVE, check_number
 from prompt_r1.types import Question, Trajectory
 
@@ -96,7 +96,7 @@ def raise_for_env_error(game: Trajectory) -> None:
         raise EnvError(game.error)
 
 
-async def open_pair(chosen: ChosenPair[ProgramConfig]) -> AsyncPair:
+async def open_pair(chosen: ChosenPair[AnyPairConfig]) -> AsyncPair:
     """Open an agent and its environment, and check both before a large agent is loaded.
 
     Loading the agent blocks the event loop. From now on torch computes in no more threads than this process

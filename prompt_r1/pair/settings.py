@@ -12,8 +12,8 @@ from prompt_r1.settings.agent import AgentConfig, EnvironmentConfig
 from prompt_r1.settings.fields import ANY, POSITIVE, Range, everyday_setting, setting
 from prompt_r1.settings.flags import given_values
 
-Config = TypeVar("Config", bound="PlayConfig")
-ProgramConfig = TypeVar("ProgramConfig", bound="PairConfig")  # the config of infer.py or of the server
+AnyPlayConfig = TypeVar("AnyPlayConfig", bound="PlayConfig")
+AnyPairConfig = TypeVar("AnyPairConfig", bound="PairConfig")  # the config of infer.py or of the server
 
 
 @dataclass(frozen=True)
@@ -66,16 +66,16 @@ class ServeConfig(PairConfig):
 
 
 @dataclass(frozen=True)
-class ChosenPair(Generic[ProgramConfig]):
+class ChosenPair(Generic[AnyPairConfig]):
     """The agent and the environment that a user's settings choose. `open_pair` (api.py) opens them."""
 
     agent: NamedAgent
-    config: ProgramConfig  # the user's settings, with the environment that is asked, and how it is asked
+    config: AnyPairConfig  # the user's settings, with the environment that is asked, and how it is asked
     trusted: Collection[str] = ()  # which names of `config.env` are trusted (`trusted_names`)
     own: Answering | None = None  # an object of the user in place of the environment of a SPEC
 
 
-def read_pair(kind: type[ProgramConfig], arguments: list[str]) -> ChosenPair[ProgramConfig]:
+def read_pair(kind: type[AnyPairConfig], arguments: list[str]) -> ChosenPair[AnyPairConfig]:
     """Read the flags of infer.py or of the server, and choose the pair that they name.
 
     Raises UsageError if device, agent or environment cannot be opened.
@@ -90,8 +90,8 @@ def read_pair(kind: type[ProgramConfig], arguments: list[str]) -> ChosenPair[Pro
 
 
 def choose_pair(
-    config: ProgramConfig, given: Collection[str], agent: NamedAgent
-) -> ChosenPair[ProgramConfig]:
+    config: AnyPairConfig, given: Collection[str], agent: NamedAgent
+) -> ChosenPair[AnyPairConfig]:
     """Choose the environment of an agent: the one of its training if the user names none by --env.
 
     `given` are the names of the settings that the user gave. The settings of the training were read from the
@@ -103,7 +103,9 @@ def choose_pair(
     return ChosenPair(agent, settings, trusted_names(typed=[config.env], opened=[settings.env]))
 
 
-def with_settings_of_training(config: Config, given: Collection[str], trained: AgentConfig) -> Config:
+def with_settings_of_training(
+    config: AnyPlayConfig, given: Collection[str], trained: AgentConfig
+) -> AnyPlayConfig:
     """A user's settings, with system message, fields of requests and route as in an agent's training.
 
     Those that are `given` stay.
