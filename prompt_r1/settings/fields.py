@@ -4,7 +4,7 @@ import difflib
 import math
 import reprlib
 from collections.abc import Iterable
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from types import NoneType, UnionType
@@ -55,10 +55,13 @@ LEARNING_RATE = Range(above=0, below=1000)  # Much larger rates overflow float32
 
 @dataclass(frozen=True)
 class Setting:
-    """Describes a field of a config that flags and YAML files can set, beside its name, type and default."""
+    """A field of a config that flags and YAML files can set."""
 
+    name: str
+    type: Any  # of its values; a setting of `int | None` takes integers, and None is its default
+    default: Any
     help: str  # its line in the help
-    range: Range = NOT_NEGATIVE  # the range of a number
+    range: Range  # the range of a number
     choices: tuple[str, ...] = ()  # the texts that it may be; (): any text
     everyday: bool = False  # whether --help shows it; --help-all shows all settings
     # Whether a resumed run, and all answers of an evaluation, need the same value.
@@ -67,31 +70,35 @@ class Setting:
     group: str = ""  # its heading in --help-all
     default_text: str = ""  # what the help says in place of the default; "": the default itself
 
+    @property
+    def takes_several(self) -> bool:
+        """Whether it takes a list of texts."""
+        return get_origin(self.type) is tuple
+
+    @property
+    def flag(self) -> str:
+        """Its command-line flag."""
+        return flag_of(self.name)
+
 
 def setting(default: Any, help: str, range: Range = NOT_NEGATIVE, **others: Any) -> Any:
     """A field of a config with this default. The other arguments are those of `Setting`."""
-    return field(default=default, metadata={"setting": Setting(help, range, **others)})
+    return field(default=default, metadata={"help": help, "range": range, **others})
 
 
 everyday_setting = partial(setting, everyday=True)
 
 
-def settings_of(config: Any) -> list[Field[Any]]:
-    """The fields of a config, or of its class, that were made by `setting`."""
-    return [f for f in fields(config) if "setting" in f.metadata]
+def settings_of(config: Any) -> list[Setting]:
+    """The settings of a config, or of its class: the fields that were made by `setting`."""
+    return [Setting(f.name, _type_of(f.type), f.default, **f.metadata) for f in fields(config) if f.metadata]
 
 
-def about(f: Field[Any]) -> Setting:
-    """The description of a field that was made by `setting`."""
-    described: Setting = f.metadata["setting"]
-    return described
-
-
-def type_of(f: Field[Any]) -> Any:
-    """The type of the values of a setting. A setting of `int | None` takes integers; None is its default."""
-    if not isinstance(f.type, UnionType):
-        return f.type
-    [kind] = set(get_args(f.type)) - {NoneType}
+def _type_of(annotation: Any) -> Any:
+    """The type of a setting's values."""
+    if not isinstance(annotation, UnionType):
+        return annotation
+    [kind] = set(get_args(annotation)) - {NoneType}
     return kind
 
 
@@ -102,32 +109,31 @@ def flag_of(name: str) -> str:
 
 def experiment_values(config: Any) -> dict[str, Any]:
     """The values of the settings that define an experiment."""
-    defining = [f.name for f in settings_of(config) if about(f).defines_experiment]
+    defining = [setting.name for setting in settings_of(config) if setting.defines_experiment]
     return {name: getattr(config, name) for name in defining}
 
 
-def checked_value(f: Field[Any], value: object, name: str) -> Any:
+def checked_value(setting: Setting, value: object, name: str) -> Any:
     """The value of a setting from a flag or a file. A text is converted to the type of the setting.
 
     Raises UsageError if the value has another type, is out of range or is not among the choices. `name` is
     what the error calls the setting.
     """
     # A file holds null for a setting without a value, such as the seed of an EvaluateConfig.
-    if value is None and f.default is None:
+    if value is None and setting.default is None:
         return None
-    kind = type_of(f)
-    if get_origin(kind) is tuple:
-        return _texts(f, value, name)
+    if setting.takes_several:
+        return _texts(setting, value, name)
     try:
-        converted = _converted(kind, value)
+        converted = _converted(setting.type, value)
     except ValueError:
-        raise UsageError(f"{name} takes {KINDS[kind]}, not {reprlib.repr(value)}") from None
+        raise UsageError(f"{name} takes {KINDS[setting.type]}, not {reprlib.repr(value)}") from None
     if isinstance(converted, str):
-        _check_text(f, converted, name)
+        _check_text(setting, converted, name)
         return converted
-    check_number(name, converted, about(f).range)
+    check_number(name, converted, setting.range)
     # Only a number in its range becomes a float: float() raises OverflowError for a very large integer.
-    return float(converted) if kind is float else converted
+    return float(converted) if setting.type is float else converted
 
 
 def _converted(kind: Any, value: object) -> Any:
@@ -146,21 +152,20 @@ def _converted(kind: Any, value: object) -> Any:
     return kind(value)
 
 
-def _texts(f: Field[Any], value: object, name: str) -> tuple[str, ...]:
+def _texts(setting: Setting, value: object, name: str) -> tuple[str, ...]:
     """The value of a setting that takes several texts: a text, or a list of texts."""
     texts = value if isinstance(value, list) else [value]
     for text in texts:
         if not isinstance(text, str):
             raise UsageError(f"{name} takes a text or a list of texts, not {reprlib.repr(value)}")
-        _check_text(f, text, name)
+        _check_text(setting, text, name)
     return tuple(texts)
 
 
-def _check_text(f: Field[Any], text: str, name: str) -> None:
+def _check_text(setting: Setting, text: str, name: str) -> None:
     """Raise UsageError for a text that is not among the choices."""
-    choices = about(f).choices
-    if choices and text not in choices:
-        raise UsageError(f"{name} must be one of {', '.join(choices)}, not {text!r}")
+    if setting.choices and text not in setting.choices:
+        raise UsageError(f"{name} must be one of {', '.join(setting.choices)}, not {text!r}")
 
 
 def check_number(name: str, value: float, allowed: Range) -> None:
@@ -187,20 +192,20 @@ def read_mapping(path: Path) -> dict[str, object]:
 def read_yaml(path: Path, kind: type[Any], *, all_known: bool = True) -> dict[str, Any]:
     """The settings of a config in a YAML file. Raises UsageError, with `all_known` also for unknown keys."""
     values = read_mapping(path)
-    known = {f.name: f for f in settings_of(kind)}
+    known = {setting.name: setting for setting in settings_of(kind)}
     unknown = sorted(values.keys() - known)
     if unknown and all_known:
         hint = did_you_mean(unknown[0], known) or "; `train.py --help-all` lists the settings"
         raise UsageError(f"{path}: unknown key {unknown[0]!r}{hint}")
     try:
-        return {name: checked_value(f, values[name], name) for name, f in known.items() if name in values}
+        return {name: checked_value(known[name], values[name], name) for name in known if name in values}
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from None
 
 
 def write_yaml(config: Any, path: Path) -> None:
     """Write every setting of a config to a file, so that the file is a complete record of the settings."""
-    values = {f.name: getattr(config, f.name) for f in settings_of(config)}
+    values = {setting.name: getattr(config, setting.name) for setting in settings_of(config)}
     replace_file(path, yaml.safe_dump(values, sort_keys=False, allow_unicode=True).encode())
 
 

@@ -3,19 +3,18 @@
 import argparse
 import re
 from collections.abc import Mapping
-from dataclasses import Field
-from typing import Any, TypeVar, get_origin
+from typing import Any, TypeVar
 
 from prompt_r1.errors import UsageError
 from prompt_r1.programs.command_line import Parser, program_name
-from prompt_r1.settings.fields import about, checked_value, did_you_mean, flag_of, settings_of, type_of
+from prompt_r1.settings.fields import Setting, checked_value, did_you_mean, settings_of
 
-Config = TypeVar("Config")
+AnyConfig = TypeVar("AnyConfig")
 Presets = Mapping[str, Mapping[str, Any]]  # name → values by the names of their settings
 METAVARS: dict[object, str] = {int: "N", float: "X", bool: "true|false", str: "TEXT"}
 
 
-def parse_arguments(kind: type[Config], arguments: list[str]) -> Config:
+def parse_arguments(kind: type[AnyConfig], arguments: list[str]) -> AnyConfig:
     """Read a config from its flags alone. Raises UsageError for a value outside its range."""
     return kind(**given_values(kind, arguments, presets={}))
 
@@ -28,7 +27,8 @@ def given_values(kind: type[Any], arguments: list[str], *, presets: Presets) -> 
     parser = _parser(kind, presets, show_all="--help-all" in arguments)
     values, unknown = parser.parse_known_args(arguments)
     given = vars(values)
-    flags = {flag_of(f.name) for f in settings_of(kind)}
+    settings = settings_of(kind)
+    flags = {setting.flag for setting in settings}
     if presets:
         flags.add("--config")
     for word in unknown:
@@ -37,19 +37,19 @@ def given_values(kind: type[Any], arguments: list[str], *, presets: Presets) -> 
             parser.error(f"there is no flag {name}{did_you_mean(name, flags)}")
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-    for f in settings_of(kind):
-        if f.name in given:
-            _check_not_empty(f, given[f.name])
-            given[f.name] = checked_value(f, given[f.name], flag_of(f.name))
+    for setting in settings:
+        if setting.name in given:
+            _check_not_empty(setting, given[setting.name])
+            given[setting.name] = checked_value(setting, given[setting.name], setting.flag)
     return given
 
 
-def _check_not_empty(f: Field[Any], value: object) -> None:
+def _check_not_empty(setting: Setting, value: object) -> None:
     """Raise UsageError for a blank text, which is most often a variable of the shell that is not set."""
     texts = value if isinstance(value, list) else [value]
-    if not all(str(text).strip() for text in texts) and not about(f).may_be_empty:
+    if not all(str(text).strip() for text in texts) and not setting.may_be_empty:
         raise UsageError(
-            f"{flag_of(f.name)} is empty: give a value, or leave the flag out (is a variable unset?)"
+            f"{setting.flag} is empty: give a value, or leave the flag out (is a variable unset?)"
         )
 
 
@@ -72,48 +72,48 @@ def _parser(kind: type[Any], presets: Presets, *, show_all: bool) -> Parser:
         names = "|".join([*presets, "FILE"])
         parser.add_argument("--config", metavar=names, help="preset or YAML file (default: mini)")
     groups: dict[str, argparse._ActionsContainer] = {"": parser}
-    for f in _own_first(kind):
-        heading = about(f).group if show_all else ""
+    settings = _own_first(kind)
+    for setting in settings:
+        heading = setting.group if show_all else ""
         if heading not in groups:
             groups[heading] = parser.add_argument_group(heading)
-        is_shown = show_all or about(f).everyday
-        help_line = _help_line(f, presets) if is_shown else argparse.SUPPRESS
-        groups[heading].add_argument(flag_of(f.name), dest=f.name, help=help_line, **_form(f))
-    parser.add_argument("--help-all", action="help", help=f"show all {len(settings_of(kind))} flags")
+        is_shown = show_all or setting.everyday
+        help_line = _help_line(setting, presets) if is_shown else argparse.SUPPRESS
+        groups[heading].add_argument(setting.flag, dest=setting.name, help=help_line, **_form(setting))
+    parser.add_argument("--help-all", action="help", help=f"show all {len(settings)} flags")
     return parser
 
 
-def _own_first(kind: type[Any]) -> list[Field[Any]]:
+def _own_first(kind: type[Any]) -> list[Setting]:
     """The settings of a config: first its own settings, then the settings of each base class."""
     names = [name for base in kind.__mro__ for name in getattr(base, "__annotations__", {})]
-    return sorted(settings_of(kind), key=lambda f: names.index(f.name))
+    return sorted(settings_of(kind), key=lambda setting: names.index(setting.name))
 
 
-def _form(f: Field[Any]) -> dict[str, Any]:
+def _form(setting: Setting) -> dict[str, Any]:
     """How a flag takes its value, as arguments of `add_argument`."""
-    kind = type_of(f)
-    if get_origin(kind) is tuple:
+    if setting.takes_several:
         return {"nargs": "+", "action": "extend", "metavar": "NAME"}
-    if kind is bool:
+    if setting.type is bool:
         return {"nargs": "?", "const": "true", "metavar": METAVARS[bool]}
-    return {"metavar": "|".join(about(f).choices) or METAVARS[kind]}
+    return {"metavar": "|".join(setting.choices) or METAVARS[setting.type]}
 
 
-def _help_line(f: Field[Any], presets: Presets) -> str:
+def _help_line(setting: Setting, presets: Presets) -> str:
     """The help of a setting with its values, such as "learning rate (0.0005; small: 3e-05; paper: 1e-06)".
 
     The first value is the default, from the first preset, which is used without --config.
     """
-    text = about(f).help
-    default_text = about(f).default_text
-    if default_text:
-        return f"{text} (default: {default_text})"
-    preset_values = {name: _shown(preset.get(f.name, f.default)) for name, preset in presets.items()}
-    default = next(iter(preset_values.values()), _shown(f.default))
+    if setting.default_text:
+        return f"{setting.help} (default: {setting.default_text})"
+    preset_values = {
+        name: _shown(preset.get(setting.name, setting.default)) for name, preset in presets.items()
+    }
+    default = next(iter(preset_values.values()), _shown(setting.default))
     if not default:
-        return text
+        return setting.help
     others = [f"{name}: {value}" for name, value in preset_values.items() if value not in ("", default)]
-    return f"{text} ({'; '.join([default, *others])})"
+    return f"{setting.help} ({'; '.join([default, *others])})"
 
 
 def _shown(value: Any) -> str:

@@ -1,15 +1,14 @@
 """Each setting of each program, given twice: both values arrive in the config that the program runs with."""
 
 import sys
-from dataclasses import Field
 from pathlib import Path
-from typing import Any, get_origin
+from typing import Any
 
 import pytest
 
 from prompt_r1.evaluation.settings import EvaluateConfig
 from prompt_r1.pair.settings import InferConfig
-from prompt_r1.settings.fields import about, flag_of, read_yaml, settings_of, type_of, write_yaml
+from prompt_r1.settings.fields import Setting, read_yaml, settings_of, write_yaml
 from prompt_r1.settings.train import TrainConfig
 from prompt_r1.training.settings import FineTuningConfig
 from tests.support import tiny
@@ -79,28 +78,28 @@ BESIDE = {
 }
 
 
-def two_values(setting: Field[Any], default: Any) -> tuple[str, str]:
+def two_values(setting: Setting, default: Any) -> tuple[str, str]:
     """Two values of a setting, the first of them not its default, as one types them."""
-    if about(setting).choices and get_origin(setting.type) is not tuple:
-        others = [choice for choice in about(setting).choices if choice != default]
+    if setting.choices and not setting.takes_several:
+        others = [choice for choice in setting.choices if choice != default]
         return others[0], default
     if setting.type is bool:
         return ("false", "true") if default else ("true", "false")
-    if type_of(setting) in (int, float):
+    if setting.type in (int, float):
         default = 0 if default is None else default
-        step = 1 if type_of(setting) is int else 0.125
+        step = 1 if setting.type is int else 0.125
         near = [default + step, default + 2 * step, default - step, default - 2 * step]
-        first, second = [value for value in near if value in about(setting).range][:2]
+        first, second = [value for value in near if value in setting.range][:2]
         return str(first), str(second)
     assert setting.name in TEXTS, f"TEXTS needs two values of the new setting {setting.name}"
     return TEXTS[setting.name]
 
 
-def typed(setting: Field[Any], text: str) -> Any:
+def typed(setting: Setting, text: str) -> Any:
     """The value that a program has after `text` was typed."""
-    if get_origin(setting.type) is tuple:
+    if setting.takes_several:
         return tuple(text.split())
-    return text == "true" if setting.type is bool else type_of(setting)(text)
+    return text == "true" if setting.type is bool else setting.type(text)
 
 
 @pytest.fixture
@@ -132,13 +131,13 @@ def test_both_values_of_each_setting_arrive(program: str, folder: Path) -> None:
     )
     default = config_of(program, needed.split())
     for setting in settings_of(CONFIGS[program]):
-        flag = flag_of(setting.name)
+        flag = setting.flag
         beside = [*needed.split(), *BESIDE.get(flag, "").split()]
         if flag in beside:
             place = beside.index(flag)
             del beside[place : place + 2]
         for text in two_values(setting, getattr(default, setting.name)):
-            words = text.split() if get_origin(setting.type) is tuple else [text]
+            words = text.split() if setting.takes_several else [text]
             config = config_of(program, [*beside, flag, *words])
             assert getattr(config, setting.name) == typed(setting, text), (flag, text)
 

@@ -8,7 +8,7 @@ from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.settings import EvaluateConfig
 from prompt_r1.pair.settings import InferConfig
 from prompt_r1.programs.command_line import read_settings
-from prompt_r1.settings.fields import about, flag_of, settings_of
+from prompt_r1.settings.fields import settings_of
 from prompt_r1.settings.train import TrainConfig, train_config
 from tests.support.programs import PROGRAMS
 
@@ -56,10 +56,10 @@ def test_help_fits_one_screen_and_help_all_has_every_flag(program, kind, monkeyp
         shown[flag] = capsys.readouterr().out
     lines = shown["--help"].splitlines()
     assert len(lines) <= 36 and max(map(len, lines)) <= 80 and "--help-all" in shown["--help"]
-    for field in settings_of(kind):
-        line = re.compile(f"^  {flag_of(field.name)}( |$)", re.MULTILINE)
+    for setting in settings_of(kind):
+        line = re.compile(f"^  {setting.flag}( |$)", re.MULTILINE)
         assert line.search(shown["--help-all"])
-        assert bool(line.search(shown["--help"])) == about(field).everyday
+        assert bool(line.search(shown["--help"])) == setting.everyday
 
 
 @pytest.mark.parametrize(
