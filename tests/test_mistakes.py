@@ -20,10 +20,10 @@ from prompt_r1.pair.settings import InferConfig, read_pair
 from prompt_r1.programs.command_line import read_settings
 from prompt_r1.programs.sealed_folders import seal
 from prompt_r1.settings.fields import write_yaml
-from prompt_r1.settings.train import train_config
 from prompt_r1.training.preflight import read_train_config, read_warm_start_config
 from prompt_r1.training.run_folder import FORMAT, LOCK
 from tests.support.paths import ROOT
+from tests.support.settings import train_config
 
 READERS = {
     "train.py": read_train_config,

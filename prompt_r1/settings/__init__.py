@@ -11,9 +11,9 @@ In reading order:
 Every program has a config of its settings. It stands in `settings.py` of the program's room, but for the
 config of train.py, whose presets rooms below training read.
 
-Flags override a preset or a YAML file, which overrides the defaults. Here the values are checked, and the
-user's functions are imported. Files, folders and keys are checked in the rooms that use them: by
-`settings.py` in `pair`, and by `preflight.py` in `training` and `evaluation`.
+Flags override a preset or a YAML file, which overrides the defaults. Here the values are checked. The user's
+functions, files, folders and keys are checked in the rooms that use them: by `settings.py` in `pair`, and by
+`preflight.py` in `training` and `evaluation`.
 
 It may import the root and `programs`.
 """

@@ -20,14 +20,7 @@ from prompt_r1.settings.agent import (
     machine_setting,
 )
 from prompt_r1.settings.fields import LEARNING_RATE, POSITIVE, Range, flag_of, read_yaml, setting
-from prompt_r1.settings.flags import given_values
-from prompt_r1.settings.functions import (
-    OBJECT_PREFIX,
-    find_loss,
-    import_advantages,
-    import_reward,
-    loss_settings_of,
-)
+from prompt_r1.settings.functions import OBJECT_PREFIX
 
 # These settings name code of the user.
 FUNCTIONS = ("reward", "loss_function", "advantage_function")
@@ -173,12 +166,12 @@ def preset_of(agent: str, *, default: str) -> str:
     return {MINI_AGENT: "mini", SMOLLM2: "small"}.get(agent, default)
 
 
-def train_config(arguments: list[str]) -> TrainConfig:
-    """Read the settings of train.py from a command line.
+def train_config(flags: Mapping[str, Any]) -> TrainConfig:
+    """The settings of train.py from the values of its flags, with that of --config.
 
-    Flags override the preset or the YAML file of --config, which overrides the defaults.
+    Flags override the preset or the YAML file of --config, which overrides the defaults. Raises UsageError if
+    no training is possible, or if a flag would change nothing.
     """
-    flags = given_values(TrainConfig, arguments, presets=PRESETS)
     # Without --config, the agent decides the preset. With neither --config nor --agent, the toy is trained.
     source = flags.get("config", preset_of(flags.get("agent", ""), default="mini"))
     is_file = source not in PRESETS
@@ -299,15 +292,3 @@ def check(config: TrainConfig, flags: Mapping[str, object]) -> None:
                 f"{flag_of(name)} is for an agent with an environment: with --env none it answers at once, "
                 "by a rule of its own"
             )
-    if config.reward:
-        import_reward(config.reward)
-    if config.advantage_function:
-        import_advantages(config.advantage_function)
-    if config.loss_function:
-        taken = loss_settings_of(find_loss(config.loss_function))
-        for name in ("clip", "clip_high"):
-            if name in flags and name not in taken:
-                raise UsageError(
-                    f"{flag_of(name)} would change nothing: --loss-function {config.loss_function} has no "
-                    f"parameter {name!r}"
-                )

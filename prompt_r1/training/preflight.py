@@ -1,6 +1,7 @@
-"""Read the settings of train.py and of the warm start; check the files, folders and keys that they name."""
+"""Read the settings of train.py and of the warm start; check the functions, files and keys that they name."""
 
 import os
+from collections.abc import Collection
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,15 +15,19 @@ from prompt_r1.miniworld.questions import TRAINING_MIX
 from prompt_r1.pair.named_agent import locate_agent
 from prompt_r1.programs.launcher import check_device, is_first_rank, launcher_number
 from prompt_r1.settings.agent import HELD_OUT, is_mini_data
-from prompt_r1.settings.flags import parse_arguments
-from prompt_r1.settings.train import TrainConfig, train_config
+from prompt_r1.settings.fields import flag_of
+from prompt_r1.settings.flags import given_values, parse_arguments
+from prompt_r1.settings.functions import find_loss, import_advantages, import_reward, loss_settings_of
+from prompt_r1.settings.train import PRESETS, TrainConfig, train_config
 from prompt_r1.training.run_folder import LOCK, check_newest, claim, open_run
 from prompt_r1.training.settings import FineTuningConfig
 
 
 def read_train_config(arguments: list[str]) -> TrainConfig:
     """Read the settings of a training. Raises UsageError for a training that cannot start."""
-    config = train_config(arguments)
+    flags = given_values(TrainConfig, arguments, presets=PRESETS)
+    config = train_config(flags)
+    _check_functions(config, flags)
     _check_rank()
     check_device(config.device)
     if config.wandb and find_spec("wandb") is None:
@@ -41,6 +46,22 @@ def read_train_config(arguments: list[str]) -> TrainConfig:
             claim(file, run)
         check_newest(run, config)
     return config
+
+
+def _check_functions(config: TrainConfig, flags: Collection[str]) -> None:
+    """Import the user's functions. Raises UsageError if one cannot be called, or would not use a flag."""
+    if config.reward:
+        import_reward(config.reward)
+    if config.advantage_function:
+        import_advantages(config.advantage_function)
+    if config.loss_function:
+        taken = loss_settings_of(find_loss(config.loss_function))
+        for name in ("clip", "clip_high"):
+            if name in flags and name not in taken:
+                raise UsageError(
+                    f"{flag_of(name)} would change nothing: --loss-function {config.loss_function} has no "
+                    f"parameter {name!r}"
+                )
 
 
 def _check_rank() -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from prompt_r1.data.questions import find_questions, training_and_validation
 from prompt_r1.errors import UsageError
-from prompt_r1.settings.train import train_config
 from prompt_r1.types import Question
+from tests.support.settings import train_config
 
 
 class Table(list):

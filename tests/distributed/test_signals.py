@@ -15,11 +15,11 @@ import torch
 from prompt_r1.errors import Interrupted, Resumable, SignalBeforeTraining
 from prompt_r1.pair.agent import load_agent
 from prompt_r1.programs.command_line import explain
-from prompt_r1.settings.train import train_config
 from prompt_r1.training import start
 from prompt_r1.training.signals import SIGNALS, Interrupt
 from tests.support.games import ONE_RANK
 from tests.support.paths import ROOT
+from tests.support.settings import train_config
 
 
 @pytest.fixture(autouse=True)

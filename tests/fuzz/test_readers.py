@@ -17,7 +17,7 @@ from prompt_r1.evaluation.predictions import Prediction, System, read_prediction
 from prompt_r1.pair.chat_format import Failure, read_request
 from prompt_r1.pair.named_agent import GAME_FILE, trained_config
 from prompt_r1.settings.fields import write_yaml
-from prompt_r1.settings.train import TrainConfig, train_config
+from prompt_r1.settings.train import TrainConfig
 from prompt_r1.training.report import page
 from prompt_r1.training.warm_start import read_games
 from prompt_r1.types import Question
@@ -26,6 +26,7 @@ from tests.support.damage import RANDOM, nest_deeply
 from tests.support.played import group_of, write_run
 from tests.support.providers import body_of, read_body
 from tests.support.published import parquet, published_row
+from tests.support.settings import train_config
 
 QUESTION = Question("q", "a", "Who?", ("Anna",), extra={"level": 3})
 

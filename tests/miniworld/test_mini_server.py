@@ -16,13 +16,13 @@ import torch
 import train
 from prompt_r1.environments.journal import Journal
 from prompt_r1.programs.command_line import run_program
-from prompt_r1.settings.train import train_config
 from prompt_r1.training.log import read_metrics
 from tests.support.exports import load_tensors, recorded_games
 from tests.support.mini_server import BILLED, FAULTS, GAMES, FaultyServer, with_server
 from tests.support.paths import ROOT
 from tests.support.programs import command
 from tests.support.providers import KEY
+from tests.support.settings import train_config
 
 ERROR_TEXT = "request failed"  # begins every message of the server's faults
 

@@ -17,13 +17,14 @@ from prompt_r1.model.gguf import gguf_folder, is_gguf
 from prompt_r1.model.packing import pack
 from prompt_r1.pair.agent import Agent, load_agent
 from prompt_r1.pair.named_agent import make_agent, resolve_agent
-from prompt_r1.settings.train import TrainConfig, train_config
+from prompt_r1.settings.train import TrainConfig
 from prompt_r1.types import Question, Trajectory
 from tests.support.at_once import at_once
 from tests.support.damage import out_of_memory
 from tests.support.exports import export
 from tests.support.games import CPU, naive_logprobs
 from tests.support.programs import call
+from tests.support.settings import train_config
 
 READS_GGUF = all(map(find_spec, ("gguf", "accelerate")))
 needs_gguf = pytest.mark.skipif(not READS_GGUF, reason="gguf and accelerate are not installed")

@@ -10,7 +10,9 @@ from prompt_r1.evaluation.settings import EvaluateConfig
 from prompt_r1.reward import RULE_WITHOUT_ENVIRONMENT
 from prompt_r1.settings.agent import HELD_OUT, INSTRUCTION_WITHOUT_ENVIRONMENT, INSTRUCTIONS
 from prompt_r1.settings.fields import Range, check_number, read_yaml, write_yaml
-from prompt_r1.settings.train import TrainConfig, train_config, warnings_of
+from prompt_r1.settings.train import TrainConfig, warnings_of
+from prompt_r1.training.preflight import read_train_config
+from tests.support.settings import train_config
 
 
 def test_flags_override_the_file_and_the_file_overrides_the_defaults(tmp_path):
@@ -138,13 +140,13 @@ def test_code_is_imported_only_if_the_command_line_names_it(tmp_path, monkeypatc
     file = tmp_path / "foreign.yaml"
     file.write_text(f"{line}\n")
     with pytest.raises(UsageError, match=f"names code.*give {flag}$"):
-        train_config(["--config", str(file)])
+        read_train_config(["--config", str(file)])
     assert not (tmp_path / "executed").exists()
     functions = [
         f"{name} stranger:metric" for name in ("--reward", "--loss-function", "--advantage-function")
     ]
     own = f"--env mini --data mini {' '.join(functions)} --val-data mini --test-data mini"
-    assert train_config(["--config", str(file), *own.split()]).reward == "stranger:metric"
+    assert read_train_config(["--config", str(file), *own.split()]).reward == "stranger:metric"
     assert (tmp_path / "executed").exists()
     sys.modules.pop("stranger")
 

@@ -9,8 +9,9 @@ from prompt_r1.evaluation.settings import EvaluateConfig
 from prompt_r1.pair.settings import InferConfig
 from prompt_r1.programs.command_line import read_settings
 from prompt_r1.settings.fields import settings_of
-from prompt_r1.settings.train import TrainConfig, train_config
+from prompt_r1.settings.train import TrainConfig
 from tests.support.programs import PROGRAMS
+from tests.support.settings import train_config
 
 
 def help_of(arguments: list[str], capsys) -> dict[str, str]:

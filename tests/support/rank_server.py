@@ -23,12 +23,12 @@ import torch
 
 import train
 from prompt_r1.programs.command_line import run_program
-from prompt_r1.settings.train import train_config
 from prompt_r1.training import checkpoint
 from prompt_r1.training import record as record_file
 from prompt_r1.training.record import Record
 from prompt_r1.training.run import Run
 from tests.support.json_server import free_ports
+from tests.support.settings import train_config
 
 SHORT_PHASES = ("backward", "step", "seal")
 

@@ -9,7 +9,6 @@ import torch
 
 from prompt_r1.errors import UsageError
 from prompt_r1.grpo import LossColumns, grpo_loss
-from prompt_r1.settings.train import train_config
 from prompt_r1.training.log import read_metrics
 from prompt_r1.training.loss_function import checked_loss, loss_of_run, made_up_games, try_loss
 from prompt_r1.training.preflight import read_train_config
@@ -17,6 +16,7 @@ from tests.support import tiny
 from tests.support.exports import load_tensors
 from tests.support.games import Learner, random_scored_games, record_logprobs_of
 from tests.support.programs import run_here
+from tests.support.settings import train_config
 
 OWN = """
 from pathlib import Path
@@ -220,8 +220,8 @@ def test_the_losses_of_the_examples_pass_the_trial(name, kl_coef):
 
 def test_a_flag_that_the_users_loss_does_not_take_is_refused(own):
     with pytest.raises(UsageError, match=r"--clip .*--loss-function own_loss:good"):
-        train_config("--loss-function own_loss:good --clip 0.1".split())
-    config = train_config("--loss-function examples.losses:gspo --clip 0.1 --clip-high 0.2".split())
+        read_train_config("--loss-function own_loss:good --clip 0.1".split())
+    config = read_train_config("--loss-function examples.losses:gspo --clip 0.1 --clip-high 0.2".split())
     assert (config.clip, config.clip_high) == (0.1, 0.2)
 
 
