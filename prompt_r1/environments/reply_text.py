@@ -41,16 +41,16 @@ def cut_thinking(written: str, *, may_be_open: bool = True) -> tuple[str, str]:
     thoughts: list[str] = []
     begin = 0  # Everything before has been read.
     while tag := THINK_TAG.search(written, begin):
-        if is_closing(tag):
-            is_mentioned = not may_be_open
-            start = begin
+        before = written[begin : tag.start()]
+        closing: re.Match[str] | None
+        if is_closing(tag) and may_be_open:  # The chat template has opened the block.
+            thought, closing = before, tag
+        elif not is_closing(tag) and not before.strip():
+            closing = next(filter(is_closing, THINK_TAG.finditer(written, tag.end())), None)
+            thought = written[tag.end() : closing.start() if closing else None]
         else:
-            is_mentioned = written[begin : tag.start()].strip() != ""  # The reply has begun.
-            start = tag.end()
-        if is_mentioned:
-            break
-        closing = next(filter(is_closing, THINK_TAG.finditer(written, tag.start())), None)
-        thoughts.append(written[start : closing.start() if closing else None].strip())
+            break  # The reply has begun, and only mentions the tag.
+        thoughts.append(thought.strip())
         begin = closing.end() if closing else len(written)
     text = written[begin:].strip() if begin else written
     return "\n".join(filter(None, thoughts)), text
