@@ -108,14 +108,14 @@ class AgentConfig(EnvironmentConfig):
     )
     seed: int = setup_setting(0, "seed of mini world, question order, sampling", ANY, everyday=True)
     instruction: str = game_setting(
-        "paper", "instruction to the agent; answer suits --env none", choices=("paper", "short", "answer")
+        "paper", "instruction to the agent; answer suits --env none", choices=tuple(INSTRUCTIONS)
     )
     max_turns: int = game_setting(5, "turns per game", POSITIVE, everyday=True)
     max_new: int = game_setting(1024, "new tokens per turn", POSITIVE)
     max_tokens: int = game_setting(8192, "tokens per game", POSITIVE)
     max_reply_tokens: int = game_setting(1024, "tokens of a reply that the agent reads; 0: all")
     rule: str = game_setting(
-        "paper", "reward: the paper's (eqs 12-15) or its release's", choices=("paper", "release")
+        "paper", "reward: the paper's (eqs 12-15) or its release's", choices=tuple(RULES)
     )
     reward: str = game_setting("", "your MODULE:FUNCTION in place of the reward (eq. 15)")
     temperature: float = game_setting(
