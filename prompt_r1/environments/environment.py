@@ -275,9 +275,9 @@ class Environment:
             raise
         if failures == 0:
             member.counts["paid"] += 1
-        # This stays the cost if the request is cancelled, and if an object of the user raises EnvError: what
-        # the object asked may have been billed.
-        cost = cost_if_lost
+        # None: nobody knows whether it was billed. It stays None if the request is cancelled, and if a user's
+        # object raises EnvError.
+        cost: Spending | None = None
         reply: Reply | None = None
         try:
             async with member.time_limit.of_request(failures):
@@ -292,8 +292,8 @@ class Environment:
             cost = ONE_FREE_CALL
             raise
         finally:
-            is_lost = cost is cost_if_lost  # None of the cases above has set another cost.
-            if is_lost:
+            if cost is None:
+                cost = cost_if_lost
                 member.counts["lost"] += 1
             if reply is None:
                 member.counts["failed_requests"] += 1
