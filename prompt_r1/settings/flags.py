@@ -3,26 +3,21 @@
 import argparse
 import re
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 from prompt_r1.errors import UsageError
 from prompt_r1.programs.command_line import Parser, program_name
 from prompt_r1.settings.fields import Setting, checked_value, did_you_mean, settings_of
 
-AnyConfig = TypeVar("AnyConfig")
 Presets = Mapping[str, Mapping[str, Any]]  # name → values by the names of their settings
 METAVARS: dict[object, str] = {int: "N", float: "X", bool: "true|false", str: "TEXT"}
 
 
-def parse_arguments(kind: type[AnyConfig], arguments: list[str]) -> AnyConfig:
-    """Read a config from its flags alone. Raises UsageError for a value outside its range."""
-    return kind(**given_values(kind, arguments, presets={}))
-
-
 def given_values(kind: type[Any], arguments: list[str], *, presets: Presets) -> dict[str, Any]:
-    """The checked values of the flags that are given; with `presets` also the value of --config.
+    """The values of the flags that are given, by the names of their settings; with `presets` also --config.
 
-    If a flag does not exist, the error names the flag that is most like it.
+    Raises UsageError for a value that its setting may not have. If a flag does not exist, the error names the
+    flag that is most like it.
     """
     parser = _parser(kind, presets, show_all="--help-all" in arguments)
     values, unknown = parser.parse_known_args(arguments)

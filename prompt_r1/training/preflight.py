@@ -16,7 +16,7 @@ from prompt_r1.pair.named_agent import locate_agent
 from prompt_r1.programs.launcher import check_device, is_first_rank, launcher_number
 from prompt_r1.settings.agent import HELD_OUT, is_mini_data
 from prompt_r1.settings.fields import flag_of
-from prompt_r1.settings.flags import given_values, parse_arguments
+from prompt_r1.settings.flags import given_values
 from prompt_r1.settings.functions import find_loss, import_advantages, import_reward, loss_settings_of
 from prompt_r1.settings.train import PRESETS, TrainConfig, train_config
 from prompt_r1.training.run_folder import LOCK, check_newest, claim, open_run
@@ -81,7 +81,7 @@ def _check_rank() -> None:
 
 def read_warm_start_config(arguments: list[str]) -> FineTuningConfig:
     """Read the settings of a warm start. Raises UsageError for a warm start that cannot begin."""
-    config = parse_arguments(FineTuningConfig, arguments)
+    config = FineTuningConfig(**given_values(FineTuningConfig, arguments, presets={}))
     if not config.games:
         raise UsageError("give the games to learn from: --games FILE, or --games mini")
     check_device(config.device)
