@@ -36,28 +36,15 @@ def f1(prediction: str, answers: Sequence[str], *, official: bool = False) -> fl
 
 def _best(metric: Metric, prediction: str, answers: Sequence[str], official: bool) -> float:
     """The highest score over the gold answers; 0 if there are none."""
-    if official:
-        predicted = normalise(prediction, official=True)
-        scores = [float(metric(predicted, normalise(gold, official=True))) for gold in answers]
-    else:
-        # The strict rules look at the case of letters: "f-16" is a difference of f and 16, "F-16" a name. So
-        # the texts are compared as they are, and in lower case, and the better score counts.
-        scores = _strict_scores(metric, prediction, answers)
-        scores += _strict_scores(metric, prediction.lower(), [gold.lower() for gold in answers])
-    return max(scores, default=0.0)
-
-
-def _strict_scores(metric: Metric, prediction: str, answers: Sequence[str]) -> list[float]:
-    """The score by the strict rules for each gold answer."""
-    predicted = normalise(prediction)
-    scores: list[float] = []
+    predicted = normalise(prediction, official=official)
+    scores = [0.0]
     for gold in answers:
-        wanted = normalise(gold)
-        if not wanted:
+        wanted = normalise(gold, official=official)
+        if official or (predicted and wanted):
+            scores.append(float(metric(predicted, wanted)))
+        elif not wanted:
             scores.append(float(_is_the_same_text(prediction, gold)))
-        else:
-            scores.append(float(metric(predicted, wanted)) if predicted else 0.0)
-    return scores
+    return max(scores)
 
 
 def _is_the_same_text(prediction: str, gold: str) -> bool:
