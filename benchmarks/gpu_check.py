@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from transformers import Qwen3Config
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from benchmarks.measuring import clock, memory
 from benchmarks.workload import CPU, learn_from, plan, random_games, random_model
@@ -129,24 +129,30 @@ def paged_attention(policy: Policy, machine: Machine) -> str:
     for dim in (64, 128, 256):
         for group in (1, 4, 8):
             config = Qwen3Config(
-                num_hidden_layers=1, num_attention_heads=8, num_key_value_heads=8 // group, head_dim=dim
+                vocab_size=8,
+                hidden_size=8,
+                intermediate_size=8,
+                num_hidden_layers=1,
+                num_attention_heads=8,
+                num_key_value_heads=8 // group,
+                head_dim=dim,
             )
+            model = Qwen3ForCausalLM(config).to(policy.device)
+            shaped = Policy(model, compute_dtype=policy.compute_dtype)
             for counts in ([1] * len(lengths), [min(length, 300) for length in lengths]):
                 for window in (None, 100):
-                    worst = max(worst, _attention_error(policy, config, lengths, counts, window))
+                    worst = max(worst, _attention_error(shaped, lengths, counts, window))
     assert worst < 2e-2, f"the outputs differ by up to {worst:.2g}"
     return f"outputs differ by at most {worst:.2g}; alone and in a batch bit-equal"
 
 
 def _attention_error(
-    policy: Policy, config: Qwen3Config, lengths: tuple[int, ...], counts: list[int], window: int | None
+    policy: Policy, lengths: tuple[int, ...], counts: list[int], window: int | None
 ) -> float:
     """The largest difference from SDPA over random keys. Raises if a batch changes a sequence."""
     torch.manual_seed(0)
     blocks = sum(length // BLOCK_SIZE["cuda"] + 1 for length in lengths)
-    pool = BlockPool(
-        config, blocks=blocks, block_size=BLOCK_SIZE["cuda"], dtype=policy.compute_dtype, device=policy.device
-    )
+    pool = BlockPool(policy, blocks=blocks, block_size=BLOCK_SIZE["cuda"])
     pool.cache.normal_()
     attend = _flash if pool.flash else _sequence_by_sequence
     new_tokens: dict[TokenSequence, list[int]] = {}
@@ -154,6 +160,7 @@ def _attention_error(
         sequence = TokenSequence(number, tokens=[0] * (length - count))
         pool.allocate(sequence, length)
         new_tokens[sequence] = [0] * count
+    config = policy.model.config
     query = torch.randn(sum(counts), 8, config.head_dim, device=policy.device, dtype=policy.compute_dtype)
     scale = config.head_dim**-0.5
     batch = PagedBatch(new_tokens, pool)
@@ -196,9 +203,8 @@ def play(engine: Engine, games: int, new: int, *, prompt: int = 60) -> list[Traj
 
 def small_engine(policy: Policy) -> Engine:
     """An engine whose cache is too small for 80 games, so that it preempts some."""
-    return Engine(
-        policy, stop_ids=frozenset(), max_tokens=768, kv_tokens=20_480, block_size=BLOCK_SIZE["cuda"]
-    )
+    pool = BlockPool(policy, blocks=80, block_size=BLOCK_SIZE["cuda"])
+    return Engine(policy, stop_ids=frozenset(), max_tokens=768, pool=pool)
 
 
 def gap_of(games: list[Trajectory], logprobs_of: Callable[[Trajectory], Tensor], policy: Policy) -> str:
@@ -237,7 +243,8 @@ def engine(policy: Policy, machine: Machine) -> str:
 def decode(policy: Policy, machine: Machine) -> str:
     """Measure a decode step of few and many games, beside the time in which memory can be read."""
     counts, prompts = ((1, 80, 256), (128, 1500)) if machine.on_gpu else ((1, 4), (128,))
-    rollout = Engine(policy, stop_ids=frozenset(), max_tokens=2048, kv_tokens=0 if machine.on_gpu else 20_000)
+    pool = None if machine.on_gpu else BlockPool(policy, blocks=9, block_size=2048)
+    rollout = Engine(policy, stop_ids=frozenset(), max_tokens=2048, pool=pool)
     weights = sum(weight.nbytes for weight in policy.parameters())
     bytes_of_token = 2 * shape_of_a_token(policy.model.config).numel() * policy.compute_dtype.itemsize
     shown: list[str] = []

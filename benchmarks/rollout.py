@@ -34,6 +34,7 @@ from benchmarks.workload import (
     totals,
 )
 from prompt_r1.engine.engine import Engine
+from prompt_r1.engine.kv_cache import BlockPool
 from prompt_r1.model import attention
 from prompt_r1.model.policy import Policy
 from prompt_r1.settings.agent import SMOLLM2
@@ -44,10 +45,12 @@ RIVALS = ("lockstep", "continuous")
 def play_ours(policy: Policy, games: list[PlannedGame], *, latency: bool) -> PlayedRun:
     """Play with our engine."""
     # On a CPU the cache holds all games. On a GPU the engine chooses its size, as in training.
-    kv_tokens = len(games) * longest(games) * 5 // 4 if policy.device.type == "cpu" else 0
+    pool = None
+    if policy.device.type == "cpu":
+        pool = BlockPool(policy, blocks=len(games) * 5 // 4, block_size=longest(games))
     run = PlayedRun()
     with measuring(run):
-        engine = Engine(policy, stop_ids=frozenset(), max_tokens=longest(games), kv_tokens=kv_tokens)
+        engine = Engine(policy, stop_ids=frozenset(), max_tokens=longest(games), pool=pool)
         work = count_work(engine)
         run.tokens = asyncio.run(play_async(games, partial(greedy_game, engine), latency=latency))
     run.prefilled = work.prefilled

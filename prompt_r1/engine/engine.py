@@ -26,7 +26,7 @@ import torch
 
 from prompt_r1.engine.compiled_forward import CompiledForward
 from prompt_r1.engine.cuda_graphs import CudaGraphs, DecodeGraphs, Forward
-from prompt_r1.engine.kv_cache import TokenSequence, allocate_pool
+from prompt_r1.engine.kv_cache import BlockPool, TokenSequence, allocate_pool
 from prompt_r1.engine.paged_attention import PagedBatch, upload
 from prompt_r1.engine.sampling import draw
 from prompt_r1.engine.scheduler import Job, Scheduler
@@ -51,32 +51,23 @@ class Engine:
         *,
         stop_ids: frozenset[int],
         max_tokens: int,
-        kv_tokens: int = 0,
         max_sequences: int = 256,
-        prefill_tokens: int = 0,
-        block_size: int = 0,
         memory_share: float = 0.0,
+        pool: BlockPool | None = None,
     ) -> None:
         """Raises UsageError if the free memory does not hold the cache of one game.
 
-        stop_ids         the tokens that end a turn
-        max_tokens       the tokens of the longest game
-        kv_tokens        the tokens that the KV cache holds; 0: as many as free memory allows
-        max_sequences    the most games that decode at the same time
-        prefill_tokens   the most prompt tokens in a forward; 0: the default of the device
-        block_size       the tokens in a block of the KV cache; 0: the default of the device
-        memory_share     the share of the free memory for the KV cache; 0: the default of the device
+        stop_ids        the tokens that end a turn
+        max_tokens      the tokens of the longest game
+        max_sequences   the most games that decode at the same time
+        memory_share    the share of the free memory for the KV cache; 0: the default of the device
+        pool            another KV cache (tests and benchmarks choose its size)
         """
         self.policy = policy
         self.stop_ids = stop_ids
         self.max_tokens = max_tokens
-        self._pool = allocate_pool(
-            policy,
-            max_tokens=max_tokens,
-            kv_tokens=kv_tokens,
-            max_sequences=max_sequences,
-            block_size=block_size,
-            memory_share=memory_share,
+        self._pool = pool or allocate_pool(
+            policy, max_tokens=max_tokens, max_sequences=max_sequences, memory_share=memory_share
         )
         self._forward: Forward = policy.hidden_states
         self._graphs: DecodeGraphs | None = None
@@ -85,9 +76,7 @@ class Engine:
                 self._forward = CompiledForward(policy)
             self._graphs = DecodeGraphs(self._forward, self._pool, longest=max_tokens, capture=CudaGraphs())
         self._scheduler = Scheduler(
-            self._pool,
-            max_sequences=max_sequences,
-            prefill_tokens=prefill_tokens or PREFILL_TOKENS[policy.device.type],
+            self._pool, max_sequences=max_sequences, prefill_tokens=PREFILL_TOKENS[policy.device.type]
         )
         self._sequence_numbers = itertools.count()
         self._playing = 0  # the number of games that have a sequence

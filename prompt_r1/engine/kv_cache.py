@@ -23,7 +23,7 @@ from prompt_r1.model.policy import Policy
 # sequence in several blocks is copied in every step and layer, which takes longer than the attention itself.
 # On GPUs FlashAttention needs blocks of 256 tokens.
 BLOCK_SIZE = {"cpu": 4096, "cuda": 256}
-# The share of the free memory that the cache takes, if neither a size nor a share is given.
+# The share of the free memory that the cache takes, if none is given.
 MEMORY_SHARE = {"cpu": 0.3, "cuda": 0.9}
 # On a GPU, this many bytes stay free, for the engine's own forwards and for what other libraries allocate.
 RESERVED_ON_GPU = 3_000_000_000
@@ -44,16 +44,10 @@ class BlockPool:
     One more block, `spare`, belongs to no sequence. The idle sequences of a CUDA graph write to it.
     """
 
-    def __init__(
-        self,
-        config: PretrainedConfig,
-        *,
-        blocks: int,
-        block_size: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        layers, kv_heads, dim = shape_of_a_token(config)
+    def __init__(self, policy: Policy, *, blocks: int, block_size: int) -> None:
+        """A pool for the keys and values of a policy's model: so many blocks, of so many tokens each."""
+        device, dtype = policy.device, policy.compute_dtype
+        layers, kv_heads, dim = shape_of_a_token(policy.model.config)
         # The shape is (keys and values, layers, blocks, rows, key heads, D). On a CPU, heads come before rows
         # in memory: attention reads the rows of a head fastest if they are contiguous.
         if device.type == "cpu":
@@ -156,34 +150,23 @@ def cache_bytes(kind: str, free: int, share: float = 0.0) -> int:
 
 
 def allocate_pool(
-    policy: Policy,
-    *,
-    max_tokens: int,
-    kv_tokens: int,
-    max_sequences: int,
-    block_size: int = 0,
-    memory_share: float = 0.0,
+    policy: Policy, *, max_tokens: int, max_sequences: int, memory_share: float = 0.0
 ) -> BlockPool:
     """Allocate the pool of an engine, which explains the arguments.
 
-    Without `kv_tokens`, the pool is as large as free memory allows, but no larger than `max_sequences` of the
-    longest games. Raises UsageError if one such game does not fit.
+    It is as large as free memory allows, but no larger than `max_sequences` of the longest games. Raises
+    UsageError if one such game does not fit.
     """
-    config, kind = policy.model.config, policy.device.type
-    if not block_size:
-        block_size = min(max_tokens, BLOCK_SIZE["cpu"]) if kind == "cpu" else BLOCK_SIZE["cuda"]
+    kind = policy.device.type
+    block_size = min(max_tokens, BLOCK_SIZE["cpu"]) if kind == "cpu" else BLOCK_SIZE["cuda"]
     blocks_of_game = math.ceil(max_tokens / block_size)
-    if kv_tokens:
-        blocks = max(kv_tokens // block_size, blocks_of_game)
-    else:
-        bytes_of_block = 2 * block_size * shape_of_a_token(config).numel() * policy.compute_dtype.itemsize
-        affordable = cache_bytes(kind, memory_left(policy.device), memory_share) // bytes_of_block
-        blocks = min(affordable, max_sequences * blocks_of_game)
+    numbers_of_token = 2 * shape_of_a_token(policy.model.config).numel()  # its keys and values
+    bytes_of_block = block_size * numbers_of_token * policy.compute_dtype.itemsize
+    affordable = cache_bytes(kind, memory_left(policy.device), memory_share) // bytes_of_block
+    blocks = min(affordable, max_sequences * blocks_of_game)
     if blocks < blocks_of_game:
         raise UsageError(
             f"the free memory holds a KV cache of {blocks * block_size} tokens, but a game may have "
             f"{max_tokens}: lower --max-tokens, or --tokens-per-batch if this is a training"
         )
-    return BlockPool(
-        config, blocks=blocks, block_size=block_size, dtype=policy.compute_dtype, device=policy.device
-    )
+    return BlockPool(policy, blocks=blocks, block_size=block_size)

@@ -116,13 +116,8 @@ def _own_logits(policy: Policy, game: list[int]) -> Tensor:
 
 def _cached_logits(policy: Policy, game: list[int]) -> Tensor:
     """The logits (T, V) of several forwards over the KV cache."""
-    pool = BlockPool(
-        policy.model.config,
-        blocks=3,
-        block_size=BLOCK_SIZE["cuda"] if policy.device.type == "cuda" else 8,
-        dtype=policy.compute_dtype,
-        device=policy.device,
-    )
+    block_size = BLOCK_SIZE["cuda"] if policy.device.type == "cuda" else 8
+    pool = BlockPool(policy, blocks=3, block_size=block_size)
     sequence = TokenSequence(0)
     pool.allocate(sequence, len(game))
     hidden: list[Tensor] = []

@@ -67,8 +67,11 @@ class Scheduler:
         max_sequences    the most running jobs
         prefill_tokens   the most prompt tokens in a step
         """
-        self._limits = max_sequences, prefill_tokens
-        self.restore_limits()
+        # `halve_limits` lowers the first two, and `restore_limits` sets them to the other two again.
+        self.max_sequences = max_sequences
+        self.prefill_tokens = prefill_tokens
+        self._most_sequences = max_sequences
+        self._most_prefill_tokens = prefill_tokens
         self.running: list[Job] = []  # the oldest sequence first
         self.waiting: list[Job] = []  # the oldest sequence first
         self._pool = pool
@@ -76,7 +79,8 @@ class Scheduler:
 
     def restore_limits(self) -> None:
         """Undo `halve_limits`."""
-        self.max_sequences, self.prefill_tokens = self._limits
+        self.max_sequences = self._most_sequences
+        self.prefill_tokens = self._most_prefill_tokens
 
     def halve_limits(self) -> bool:
         """After an out-of-memory, allow half as many running jobs as there are, and half the prompt tokens.

@@ -33,7 +33,7 @@ def no_earlier_graphs() -> None:
 
 def cached_turns(policy: Policy, forward) -> tuple[list[Tensor], Tensor]:
     """The hidden states of four forwards over two sequences, and the cache that they filled."""
-    pool = BlockPool(policy.model.config, blocks=12, block_size=8, dtype=torch.float32, device=CPU)
+    pool = BlockPool(policy, blocks=12, block_size=8)
     pool.cache.zero_()
     sequences, hidden = [TokenSequence(0), TokenSequence(1)], []
     for turn, counts in enumerate(NEW):
@@ -65,9 +65,7 @@ def test_a_family_is_one_graph_for_all_batches_and_equals_the_eager_forward(fami
 
 def play(policy: Policy, forward) -> list[list[int]]:
     """Six games of three turns that share their openings in pairs."""
-    engine = Engine(
-        policy, stop_ids=frozenset(), max_tokens=128, kv_tokens=400, block_size=16, prefill_tokens=24
-    )
+    engine = tiny.engine(policy, max_tokens=128, kv_tokens=400, block_size=16, prefill_tokens=24)
     engine._forward = forward
     openings = [tiny.random_tokens(20 + number // 2, seed=number // 2) for number in range(6)]
     return [game.tokens for game in play_with(engine, openings, turns=2, max_new=9)]
@@ -104,7 +102,7 @@ def test_the_compiled_engine_equals_a_naive_computation_over_random_schedules(**
             self._forward = CompiledForward(policy, backend="aot_eager")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(test_engine, "Engine", CompiledEngine)
+        patch.setattr(tiny, "Engine", CompiledEngine)
         test_engine.check_schedule(**workload)
         assert counters["stats"]["unique_graphs"] <= 2
 

@@ -37,9 +37,7 @@ class Capture:
 
 def play(capture: Capture | None, *, block_size: int = 0) -> tuple[list[list[list[int]]], Engine]:
     """Nine greedy games of three turns, three of each question; the tokens of each turn, and the engine."""
-    engine = Engine(
-        tiny.policy(), stop_ids=frozenset(), max_tokens=160, kv_tokens=1600, block_size=block_size
-    )
+    engine = tiny.engine(tiny.policy(), max_tokens=160, kv_tokens=1600, block_size=block_size)
     if capture is not None:  # as on a GPU: graphs record FlashAttention
         engine._pool.flash = True
         engine._graphs = DecodeGraphs(engine._forward, engine._pool, longest=160, capture=capture)

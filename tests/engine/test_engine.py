@@ -37,7 +37,7 @@ LENGTHS = Lengths(100, (1, 2, 3, 4), (15, 50), (25, 75), 0.5, 1.0)  # a quarter 
 def make_engine(
     policy, *, max_sequences: int = 4, capacity: int = 256, kv_tokens: int = 0, **options
 ) -> Engine:
-    return Engine(
+    return tiny.engine(
         policy,
         stop_ids=STOP,
         max_tokens=capacity,
@@ -202,7 +202,7 @@ def play_plan(
     policy, questions: int, *, kv_tokens: int, **options: int
 ) -> tuple[CountingScheduler, list[list[int]]]:
     """Play 5 games of each question with a tiny model, greedy."""
-    engine = Engine(policy, stop_ids=frozenset(), max_tokens=512, kv_tokens=kv_tokens, **options)
+    engine = tiny.engine(policy, max_tokens=512, kv_tokens=kv_tokens, **options)
     work = count_work(engine)
     games = plan(questions, 5, seed=1, lengths=LENGTHS, vocabulary=256)
     return work, asyncio.run(play_async(games, partial(greedy_game, engine), latency=False))
@@ -247,7 +247,7 @@ def test_the_full_blocks_of_an_opening_are_held_once(block_size, blocks):
 
 def test_the_oldest_call_is_never_preempted():
     """Games end in the order in which they came, if each of them needs most of the cache."""
-    engine = Engine(tiny.policy(), stop_ids=frozenset(), max_tokens=60, kv_tokens=70, block_size=10)
+    engine = tiny.engine(tiny.policy(), max_tokens=60, kv_tokens=70, block_size=10)
     work = count_work(engine)
     ended: list[int] = []
 
@@ -363,7 +363,7 @@ def test_generation_stops_at_a_stop_token():
     policy = tiny.policy()
     prompt = tiny.random_tokens(9, seed=4)
     free = asyncio.run(make_engine(policy).generate(prompt, max_new=12, seed="0"))
-    engine = Engine(policy, max_tokens=64, kv_tokens=64, stop_ids=frozenset({free.tokens[5]}))
+    engine = tiny.engine(policy, max_tokens=64, kv_tokens=64, stop_ids=frozenset({free.tokens[5]}))
     expected = free.tokens[: free.tokens.index(free.tokens[5]) + 1]
     for most in (12, len(expected)):  # The stop token may be the last token that there is room for.
         stopped = asyncio.run(engine.generate(prompt, max_new=most, seed="0"))
@@ -395,7 +395,7 @@ def order_of_first_tokens(engine: Engine, requests: dict[str, tuple[int, int]]) 
 )
 def test_waiting_requests_are_served_in_order_also_before_smaller_ones(limits, sizes):
     """If younger games overtook it, a long game could starve."""
-    engine = Engine(tiny.policy(), stop_ids=frozenset(), max_tokens=80, **limits)
+    engine = tiny.engine(tiny.policy(), max_tokens=80, **limits)
     assert order_of_first_tokens(engine, sizes)[:2] == list(sizes)[:2]
 
 
@@ -407,7 +407,7 @@ def test_a_long_prompt_is_computed_in_chunks_while_other_games_decode():
 def test_after_out_of_memory_running_games_are_served_before_waiting_ones(monkeypatch):
     policy = tiny.policy()
     limit_memory(policy, tokens=15, rows=100, monkeypatch=monkeypatch)
-    engine = Engine(policy, stop_ids=frozenset(), max_tokens=80, kv_tokens=800, max_sequences=2)
+    engine = tiny.engine(policy, max_tokens=80, kv_tokens=800, max_sequences=2)
     sizes = dict.fromkeys("abcd", (10, 3))
     with pytest.warns(UserWarning, match="at most 1 games decode"):
         assert order_of_first_tokens(engine, sizes) == list("abcd")
@@ -568,7 +568,7 @@ def test_while_a_game_goes_on_new_games_keep_to_the_smaller_batch_after_out_of_m
     """Memory ran out with these games. A server would otherwise try the whole batch again and again."""
     policy = tiny.policy()
     limit_memory(policy, tokens=1000, rows=2, monkeypatch=monkeypatch)
-    engine = Engine(policy, stop_ids=frozenset(), max_tokens=100, kv_tokens=800, max_sequences=4)
+    engine = tiny.engine(policy, max_tokens=100, kv_tokens=800, max_sequences=4)
 
     def call(seed: int, *, max_new: int) -> Coroutine[None, None, Completion]:
         return engine.generate(tiny.random_tokens(8, seed=seed), max_new=max_new, seed="0")

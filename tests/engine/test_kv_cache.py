@@ -110,13 +110,10 @@ def test_the_cache_takes_its_share_of_the_free_memory_and_no_more_than_the_games
     policy = tiny.policy()
     block = 64 * 2 * policy.model.config.num_hidden_layers * 2 * policy.model.config.head_dim * 4
     monkeypatch.setattr(kv_cache, "memory_left", lambda device: 10 * block)
-    assert allocate_pool(policy, kv_tokens=0, max_tokens=64, max_sequences=100).count == 3
-    assert allocate_pool(policy, kv_tokens=0, max_tokens=64, max_sequences=2).count == 2
-    assert allocate_pool(policy, kv_tokens=70, max_tokens=64, max_sequences=100, block_size=10).count == 7
-    holds_a_game = allocate_pool(policy, kv_tokens=1, max_tokens=64, max_sequences=100)
-    assert holds_a_game.count == 1
+    assert allocate_pool(policy, max_tokens=64, max_sequences=100).count == 3
+    assert allocate_pool(policy, max_tokens=64, max_sequences=2).count == 2
     with pytest.raises(UsageError, match=r"KV cache of 0 tokens.* 640.*--max-tokens"):
-        allocate_pool(policy, kv_tokens=0, max_tokens=640, max_sequences=100)
+        allocate_pool(policy, max_tokens=640, max_sequences=100)
 
 
 def test_a_cache_on_a_gpu_takes_nine_tenths_of_the_free_memory_but_leaves_three_gigabytes():

@@ -200,9 +200,9 @@ def test_the_cache_of_a_model_is_allocated_when_it_is_loaded_and_leaves_room_for
     monkeypatch.setattr(kv_cache, "BlockPool", pools := Mock(wraps=kv_cache.BlockPool))
     load_local(f"hf:{folder}", fields={}, system="", seed=0, slots=1000, device=CPU)
     [pool] = pools.call_args_list
-    numbers = (
-        2 * pool.kwargs["blocks"] * pool.kwargs["block_size"] * kv_cache.shape_of_a_token(*pool.args).numel()
-    )
+    [policy] = pool.args
+    numbers_of_token = 2 * kv_cache.shape_of_a_token(policy.model.config).numel()
+    numbers = pool.kwargs["blocks"] * pool.kwargs["block_size"] * numbers_of_token
     assert 50_000_000 < 4 * numbers <= 60_000_000
 
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from prompt_r1.engine.engine import Engine
 from prompt_r1.engine.model_check import check_model, eager_attention
 from prompt_r1.errors import UsageError
 from prompt_r1.model.loading import load_policy
@@ -79,7 +78,7 @@ def gradients(policy: Policy, logprobs: Tensor) -> dict[str, Tensor]:
 @torch.no_grad()
 def engine_error(policy: Policy) -> float:
     """The largest error of a log-probability in two turns of two games that share their opening."""
-    engine = Engine(policy, stop_ids=frozenset(), max_tokens=128, kv_tokens=512, prefill_tokens=16)
+    engine = tiny.engine(policy, max_tokens=128, kv_tokens=512, prefill_tokens=16)
     errors = [
         own_logprobs(policy, game) - torch.tensor(game.logprobs)[torch.tensor(game.sampled)]
         for game in play_with(engine, [small_games()[0].tokens[:11]] * 2, max_new=12, temperature=TEMPERATURE)

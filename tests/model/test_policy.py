@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from prompt_r1.engine.engine import Engine
 from prompt_r1.model import policy as policy_module
 from prompt_r1.model.attention import causal_mask
 from prompt_r1.model.packing import Packed, pack
@@ -117,7 +116,7 @@ def test_rows_of_the_head_beyond_the_tokenizer_are_neither_sampled_nor_scored():
     Masked in only one of the two places, the engine and the policy would disagree.
     """
     policy, known = padded_policy(), len(tiny.tokenizer())
-    engine = Engine(policy, stop_ids=frozenset(), max_tokens=128, kv_tokens=2000)
+    engine = tiny.engine(policy, max_tokens=128, kv_tokens=2000)
     openings = [tiny.random_tokens(20, seed=number) for number in range(10)]
     games = play_with(engine, openings, max_new=20, temperature=1.0)
     assert all(token < known for game in games for token in game.tokens)

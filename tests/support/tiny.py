@@ -13,7 +13,9 @@ from tokenizers import AddedToken
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from prompt_r1.engine.engine import Engine
 from prompt_r1.engine.kv_cache import BlockPool
+from prompt_r1.engine.scheduler import Scheduler
 from prompt_r1.errors import EnvError
 from prompt_r1.model import attention
 from prompt_r1.model.policy import Policy
@@ -80,13 +82,31 @@ def policy(**options) -> Policy:
 
 def pool(*, blocks: int, block_size: int, layers: int = 2) -> BlockPool:
     """A KV cache for the tiny model."""
-    return BlockPool(
-        model(layers=layers).config,
-        blocks=blocks,
-        block_size=block_size,
-        dtype=torch.float32,
-        device=torch.device("cpu"),
+    return BlockPool(policy(layers=layers), blocks=blocks, block_size=block_size)
+
+
+def engine(
+    policy: Policy,
+    *,
+    max_tokens: int,
+    kv_tokens: int,
+    stop_ids: frozenset[int] = frozenset(),
+    max_sequences: int = 256,
+    block_size: int = 0,
+    prefill_tokens: int = 512,
+) -> Engine:
+    """An engine with a KV cache of a given size, in blocks that hold `block_size` tokens; 0: a whole game."""
+    size = block_size or max_tokens
+    blocks = max(kv_tokens // size, math.ceil(max_tokens / size))
+    made = Engine(
+        policy,
+        stop_ids=stop_ids,
+        max_tokens=max_tokens,
+        max_sequences=max_sequences,
+        pool=BlockPool(policy, blocks=blocks, block_size=size),
     )
+    made._scheduler = Scheduler(made._pool, max_sequences=max_sequences, prefill_tokens=prefill_tokens)
+    return made
 
 
 def save_agent(folder: Path, **options) -> Path:

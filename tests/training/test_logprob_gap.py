@@ -8,7 +8,6 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from prompt_r1.engine.engine import Engine
 from prompt_r1.errors import UsageError
 from prompt_r1.model.policy import Policy
 from prompt_r1.training.update import GAP, GAP_MEAN, gap_limit_of, gap_metrics
@@ -19,13 +18,8 @@ from tests.support.games import Learner, play_with
 
 def played_games(network: PreTrainedModel, compute: torch.dtype) -> list[ScoredGame]:
     """Games of two turns of random text, played by the engine of a model."""
-    engine = Engine(
-        Policy(network.to(compute), compute_dtype=compute),
-        stop_ids=frozenset(),
-        max_tokens=200,
-        kv_tokens=2000,
-    )
-
+    policy = Policy(network.to(compute), compute_dtype=compute)
+    engine = tiny.engine(policy, max_tokens=200, kv_tokens=2000)
     openings = [tiny.random_tokens(20, seed=number) for number in range(3)]
     games = play_with(engine, openings, max_new=40, temperature=1.0)
     return [ScoredGame(game, Reward(1, 0, 0), advantage=1.0 - number) for number, game in enumerate(games)]
