@@ -85,7 +85,7 @@ def header(machine: Machine) -> str:
     if not machine.on_gpu:
         return f"CPU, torch {torch.__version__}, {host}"
     major, minor = torch.cuda.get_device_capability(device)
-    flash = can_use_flash(device, torch.bfloat16, head_dim=128, block_size=BLOCK_SIZE["cuda"])
+    flash = can_use_flash(device, torch.bfloat16, head_dim=128)
     return (
         f"{torch.cuda.get_device_name(device)} (SM {major}.{minor}), torch {torch.__version__}, CUDA "
         f"{torch.version.cuda}, {memory_left(device) / 1e9:.0f} GB free, {machine.ranks.count} ranks, "

@@ -61,7 +61,7 @@ class Engine:
         max_tokens      the tokens of the longest game
         max_sequences   the most games that decode at the same time
         memory_share    the share of the free memory for the KV cache; 0: the default of the device
-        pool            another KV cache (tests and benchmarks choose its size)
+        pool            a KV cache of another size, for tests and benchmarks
         """
         self.policy = policy
         self.stop_ids = stop_ids

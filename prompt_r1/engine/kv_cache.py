@@ -21,7 +21,7 @@ from prompt_r1.model.policy import Policy
 
 # Tokens of a block. On a CPU a block holds a whole game, because attention can read one block as a view. A
 # sequence in several blocks is copied in every step and layer, which takes longer than the attention itself.
-# On GPUs FlashAttention needs blocks of 256 tokens.
+# On GPUs FlashAttention needs a multiple of 256 tokens.
 BLOCK_SIZE = {"cpu": 4096, "cuda": 256}
 # The share of the free memory that the cache takes, if none is given.
 MEMORY_SHARE = {"cpu": 0.3, "cuda": 0.9}
@@ -58,7 +58,7 @@ class BlockPool:
             self.cache = torch.empty(rows_first, dtype=dtype, device=device)
         self.keys, self.values = self.cache
         self.device = device
-        self.flash = can_use_flash(device, dtype, head_dim=dim, block_size=block_size)
+        self.flash = can_use_flash(device, dtype, head_dim=dim)
         self.block_size = block_size
         self.count = blocks
         self.spare = blocks
@@ -112,21 +112,21 @@ class BlockPool:
             self.cache[:, :, copy, :rest] = self.cache[:, :, original, :rest]
 
 
-def can_use_flash(device: torch.device, dtype: torch.dtype, *, head_dim: int, block_size: int) -> bool:
+def can_use_flash(device: torch.device, dtype: torch.dtype, *, head_dim: int) -> bool:
     """Whether torch's FlashAttention 2 can compute attention over blocks here.
 
     Its kernel for block tables (`mha_varlen_fwd` in torch 2.13) needs an NVIDIA GPU since Ampere (SM 8.0), 16
-    bits, heads of at most 256 numbers that are a multiple of 8, and blocks that are a multiple of 256 tokens.
+    bits, and heads of at most 256 numbers that are a multiple of 8.
     """
     if device.type != "cuda" or dtype.itemsize != 2:
         return False
     is_nvidia_since_ampere = torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
-    fits = head_dim <= 256 and head_dim % 8 == 0 and block_size % 256 == 0
+    fits = head_dim <= 256 and head_dim % 8 == 0
     if is_nvidia_since_ampere and fits:
         return True
     warnings.warn(
-        f"FlashAttention does not run on this GPU with heads of {head_dim} and blocks of {block_size}: "
-        "attention is computed game by game, which is several times slower",
+        f"FlashAttention does not run on this GPU with heads of {head_dim}: attention is computed game by "
+        "game, which is several times slower",
         stacklevel=2,
     )
     return False

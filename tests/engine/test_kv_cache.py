@@ -125,39 +125,38 @@ def test_a_cache_on_a_gpu_takes_nine_tenths_of_the_free_memory_but_leaves_three_
     assert cache_bytes("cpu", 10 * 10**9) == 3 * 10**9
 
 
-# The capability of a GPU, numbers of a head, tokens of a block, bits, and whether the kernel runs.
+# The capability of a GPU, numbers of a head, bits, and whether the kernel runs.
 GPUS = [
-    ((8, 0), 128, 256, 16, True),  # A100
-    ((9, 0), 256, 512, 16, True),  # H100
-    ((12, 0), 64, 256, 16, True),
-    ((7, 5), 128, 256, 16, False),  # T4: "FlashAttention only supports Ampere GPUs or newer"
-    ((8, 0), 264, 256, 16, False),
-    ((8, 0), 100, 256, 16, False),
-    ((8, 0), 128, 16, 16, False),
-    ((8, 0), 128, 256, 32, False),
+    ((8, 0), 128, 16, True),  # A100
+    ((9, 0), 256, 16, True),  # H100
+    ((12, 0), 64, 16, True),
+    ((7, 5), 128, 16, False),  # T4: "FlashAttention only supports Ampere GPUs or newer"
+    ((8, 0), 264, 16, False),
+    ((8, 0), 100, 16, False),
+    ((8, 0), 128, 32, False),
 ]
 
 
-@pytest.mark.parametrize(("capability", "head_dim", "block_size", "bits", "runs"), GPUS)
+@pytest.mark.parametrize(("capability", "head_dim", "bits", "runs"), GPUS)
 def test_flash_attention_is_used_where_its_kernel_runs(
-    capability, head_dim, block_size, bits, runs, monkeypatch, recwarn
+    capability, head_dim, bits, runs, monkeypatch, recwarn
 ):
     """On a T4 a right model was refused as unsupported, because the kernel raised in its check."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     dtype = {16: torch.bfloat16, 32: torch.float32}[bits]
     cuda = torch.device("cuda")
-    assert can_use_flash(cuda, dtype, head_dim=head_dim, block_size=block_size) is runs
+    assert can_use_flash(cuda, dtype, head_dim=head_dim) is runs
     # In 32 bits the kernel never runs, so there is nothing to tell.
     assert len(recwarn) == (not runs and bits == 16)
 
 
 def test_flash_attention_is_not_used_on_cpus_or_amd(monkeypatch, recwarn):
-    assert not can_use_flash(torch.device("cpu"), torch.bfloat16, head_dim=128, block_size=256)
+    assert not can_use_flash(torch.device("cpu"), torch.bfloat16, head_dim=128)
     assert not recwarn
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 4))  # as an MI300 says
     monkeypatch.setattr(torch.version, "hip", "6.2")
     with pytest.warns(UserWarning, match="game by game"):
-        assert not can_use_flash(torch.device("cuda"), torch.bfloat16, head_dim=128, block_size=256)
+        assert not can_use_flash(torch.device("cuda"), torch.bfloat16, head_dim=128)
 
 
 def test_the_layers_of_a_step_share_their_masks(monkeypatch):
