@@ -71,13 +71,13 @@ OPENING = r"[ ({\[]*"
 
 # Each pattern is replaced everywhere, in this order. The text is in lower case and has single blanks.
 RULES = (
-    # it's → its
+    # Apostrophes: it's → its
     (rf"(?<={LETTER})'(?={LETTER})", ""),
-    # 1,234 → 1234 and, as written in India, 1,00,000 → 100000, but not 1,23
+    # Thousands: 1,234 → 1234 and, as written in India, 1,00,000 → 100000, but not 1,23.
     (r"(?<=\d),(?=(?:\d\d,){0,4}\d{3}(?!\d))", ""),
-    # x**2 → x^2, x ** 2 → x^2, but not **bold** text
+    # Powers: x**2 → x^2, but not **bold** text.
     (r"(?<=[\w)}\]|])( ?)\*\*\1(?=[-+\w.({\\|])", "^"),
-    # f = ma → f=ma, x ^ {2} → x^2}
+    # Fractions, equations and exponents: 1 / 3 → 1/3, f = ma → f=ma, 10 ^ {5} → 10^5
     (rf" ?([/=^]){OPENING}", r"\1"),
     # The plus of a positive number: +5 → 5, it is +5 → it is 5, 1e+5 → 1e5, but not x+5.
     (rf"(^|\de|{WORD} )\+(?=\.?\d)", r"\1"),
@@ -89,10 +89,11 @@ RULES = (
     (r"(?<![\w.^])(\.?\d[\d.]*) ?-+ ?(?=\.?\d)", r"\1 "),
     # Signs and comparisons: x - 1 → x-1, t > 0 → t>0. After a word they begin the next: it is < 5 → it is <5.
     (rf"({WORD} )? ?(?<!\+)([-+<>≤≥≠])(?!\+){OPENING}", r"\1\2"),
-    # red,blue → red blue, 3:2 → 3 2, x*-1 → x -1, f(-1) → f -1
+    # Marks that separate: red,blue → red blue, 3:2 → 3 2, f(-1) → f -1
     (rf",|[*:;({{\[](?=[-+])|(?<=\d){MARK}+(?=\.?\d)", " "),
+    # All other marks: u.s. → us
     (MARK, ""),
-    # The article of "a film" leaves. The variable of "5+a" and of "a=5" stays.
+    # Articles: a film → film. But the variable of 5+a and of a=5 stays.
     (r"\b(an|the|(?<![-+/=^<>≤≥≠])a(?![-+/=^<>≤≥≠#]))\b", " "),
 )
 
