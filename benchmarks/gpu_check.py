@@ -23,7 +23,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from benchmarks.measuring import clock, memory
 from benchmarks.workload import CPU, learn_from, plan, random_games, random_model
 from prompt_r1.engine.engine import Engine
-from prompt_r1.engine.kv_cache import BLOCK_SIZE, BlockPool, TokenSequence, can_use_flash, shape_of_a_token
+from prompt_r1.engine.kv_cache import BLOCK_SIZE, BlockPool, TokenSequence, bytes_of_a_token, can_use_flash
 from prompt_r1.engine.model_check import check_model
 from prompt_r1.engine.paged_attention import PagedBatch, _flash, _sequence_by_sequence
 from prompt_r1.model import attention
@@ -246,7 +246,6 @@ def decode(policy: Policy, machine: Machine) -> str:
     pool = None if machine.on_gpu else BlockPool(policy, blocks=9, block_size=2048)
     rollout = Engine(policy, stop_ids=frozenset(), max_tokens=2048, pool=pool)
     weights = sum(weight.nbytes for weight in policy.parameters())
-    bytes_of_token = 2 * shape_of_a_token(policy.model.config).numel() * policy.compute_dtype.itemsize
     shown: list[str] = []
     ms: dict[tuple[int, int], float] = {}
     for count in counts:
@@ -259,7 +258,7 @@ def decode(policy: Policy, machine: Machine) -> str:
                 seconds.append(clock() - start)
             # Both plays compute the same prompts, and the second has 16 more steps in each of two turns.
             ms[count, prompt] = 1000 * (seconds[1] - seconds[0]) / 32
-            floor = 1000 * (weights + count * prompt * bytes_of_token) / machine.bandwidth
+            floor = 1000 * (weights + count * prompt * bytes_of_a_token(policy)) / machine.bandwidth
             shown.append(f"{count} games at {prompt}: {ms[count, prompt]:.1f} ms (floor {floor:.1f})")
     machine.many_games = counts[1]
     machine.decode_ms = ms[1, prompts[-1]], ms[counts[1], prompts[-1]]

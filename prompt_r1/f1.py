@@ -42,7 +42,7 @@ def _best(metric: Metric, prediction: str, answers: Sequence[str], official: boo
         wanted = normalise(gold, official=official)
         if official or (predicted and wanted):
             scores.append(float(metric(predicted, wanted)))
-        elif not wanted:
+        elif not wanted:  # Normalisation leaves nothing of this gold answer.
             scores.append(float(_is_the_same_text(prediction, gold)))
     return max(scores)
 

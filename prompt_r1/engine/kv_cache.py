@@ -141,6 +141,11 @@ def shape_of_a_token(config: PretrainedConfig) -> torch.Size:
     return torch.Size([text.num_hidden_layers, kv_heads, head_dim])
 
 
+def bytes_of_a_token(policy: Policy) -> int:
+    """The bytes that the keys and values of one token take in the cache."""
+    return 2 * shape_of_a_token(policy.model.config).numel() * policy.compute_dtype.itemsize
+
+
 def cache_bytes(kind: str, free: int, share: float = 0.0) -> int:
     """How many of `free` bytes the cache takes on a kind of device. `share` 0 stands for its MEMORY_SHARE."""
     allowed = int((share or MEMORY_SHARE[kind]) * free)
@@ -160,9 +165,8 @@ def allocate_pool(
     kind = policy.device.type
     block_size = min(max_tokens, BLOCK_SIZE["cpu"]) if kind == "cpu" else BLOCK_SIZE["cuda"]
     blocks_of_game = math.ceil(max_tokens / block_size)
-    numbers_of_token = 2 * shape_of_a_token(policy.model.config).numel()  # its keys and values
-    bytes_of_block = block_size * numbers_of_token * policy.compute_dtype.itemsize
-    affordable = cache_bytes(kind, memory_left(policy.device), memory_share) // bytes_of_block
+    allowed = cache_bytes(kind, memory_left(policy.device), memory_share)
+    affordable = allowed // (block_size * bytes_of_a_token(policy))
     blocks = min(affordable, max_sequences * blocks_of_game)
     if blocks < blocks_of_game:
         raise UsageError(

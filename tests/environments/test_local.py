@@ -201,9 +201,8 @@ def test_the_cache_of_a_model_is_allocated_when_it_is_loaded_and_leaves_room_for
     load_local(f"hf:{folder}", fields={}, system="", seed=0, slots=1000, device=CPU)
     [pool] = pools.call_args_list
     [policy] = pool.args
-    numbers_of_token = 2 * kv_cache.shape_of_a_token(policy.model.config).numel()
-    numbers = pool.kwargs["blocks"] * pool.kwargs["block_size"] * numbers_of_token
-    assert 50_000_000 < 4 * numbers <= 60_000_000
+    tokens = pool.kwargs["blocks"] * pool.kwargs["block_size"]
+    assert 50_000_000 < tokens * kv_cache.bytes_of_a_token(policy) <= 60_000_000
 
 
 def writing(text: str, *, specials: Sequence[str] = ()) -> LocalSource:
