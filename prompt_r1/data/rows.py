@@ -211,10 +211,8 @@ def text_field(row: Fields, field: str, *, may_be_blank: bool = False) -> str:
     value = row[field]
     if not isinstance(value, str):
         raise BadRow(f"the field {field} must be a text, not {describe(value)}")
-    is_blank = not value.strip()
-    if is_blank and may_be_blank:
-        return value
-    _check_text(value, field)
+    if value.strip() or not may_be_blank:
+        _check_text(value, field)
     return value
 
 
