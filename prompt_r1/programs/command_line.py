@@ -143,13 +143,19 @@ def exit_with(code: int, reason: str) -> NoReturn:
     try:
         sys.stdout.flush()
     except OSError:  # Python would flush stdout again at its end, and exit with code 120.
-        null_device = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null_device, sys.stdout.fileno())
+        discard_stdout()
     if has_other_ranks():
         # The end of the interpreter would wait for threads and for NCCL, which may wait for ranks that do not
         # know yet that this rank leaves.
         os._exit(code)
     sys.exit(code)
+
+
+def discard_stdout() -> None:
+    """From now on, write what is printed to the null device, with what the buffer of stdout still holds."""
+    null_device = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null_device, sys.stdout.fileno())
+    os.close(null_device)
 
 
 def prepare_standard_streams() -> None:

@@ -16,6 +16,7 @@ from typing import Any
 from tqdm import tqdm
 
 from prompt_r1.errors import UsageError
+from prompt_r1.programs.command_line import discard_stdout
 from prompt_r1.programs.files import replace_file
 from prompt_r1.programs.reading import is_finite_number, json_object
 from prompt_r1.programs.text import printable
@@ -102,15 +103,18 @@ class Log:
     def say(self, text: str) -> None:
         """Print text on stdout, above the progress bar.
 
-        A closed terminal is no error: the run continues under nohup, or still has to save.
+        If nobody reads stdout any more, the run goes on and prints nothing more: its terminal was closed
+        (under nohup), or the program that it was piped into has ended (`python train.py | head -5`).
         """
         if self._rank > 0:
             return
         try:
             tqdm.write(printable(text), file=sys.stdout)
+            sys.stdout.flush()
         except OSError as error:
-            if error.errno != errno.EIO:
+            if error.errno not in (errno.EIO, errno.EPIPE):
                 raise
+            discard_stdout()
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:

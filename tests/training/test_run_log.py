@@ -1,11 +1,13 @@
 """The log of a run: metric lines, times by phase, messages on the console."""
 
-import errno
 import math
+import os
+import subprocess
 import sys
-from contextlib import nullcontext
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import IO
 from unittest.mock import Mock
 
 import pytest
@@ -16,6 +18,7 @@ from prompt_r1.programs import sealed_folders
 from prompt_r1.settings.train import TrainConfig
 from prompt_r1.training.log import Log, read_metrics, trim_run
 from prompt_r1.training.start import open_log
+from tests.support.paths import ROOT
 from tests.support.thread_ranks import on_each_rank
 
 
@@ -136,14 +139,40 @@ def test_wandb_gets_each_line_and_a_resumed_run_continues_the_same_run(tmp_path,
     assert logged == [(identity, step, 0.5) for step in (0, 1, 2)]
 
 
-@pytest.mark.parametrize(("number", "is_raised"), [(errno.EIO, False), (errno.ENOSPC, True)])
-def test_only_a_closed_terminal_is_no_error_of_a_message(number, is_raised, tmp_path, monkeypatch):
-    """Where stdout is a file on a full disk, the run must not go on as if it had written the message."""
+LOGGING_PROGRAM = """
+import sys
+from pathlib import Path
+from prompt_r1.programs.command_line import run_program
+from prompt_r1.training.log import Log
 
-    def fail(text: str, **options: object) -> None:
-        raise OSError(number, "no such place")
+def main(folder):
+    log = Log(folder)
+    for step in range(3):
+        log.write_metrics({"step": step})
 
-    log = Log(tmp_path)
-    monkeypatch.setattr("prompt_r1.training.log.tqdm.write", fail)
-    with pytest.raises(OSError, match="no such place") if is_raised else nullcontext():
-        log.say("hello")
+run_program(main, Path(sys.argv[1]))
+"""
+
+
+def log_three_steps(folder: Path, stdout: IO[bytes] | int) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-c", LOGGING_PROGRAM, str(folder)]
+    return subprocess.run(line, cwd=ROOT, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=50)
+
+
+def test_a_run_goes_on_when_nobody_reads_its_output_any_more(tmp_path):
+    """A bug: `python train.py | head -5` ended the run, and lost the steps since the last checkpoint."""
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    done = log_three_steps(tmp_path, write_end)
+    os.close(write_end)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [line["step"] for line in read_metrics(tmp_path)] == [0, 1, 2]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_a_run_whose_output_is_a_file_on_a_full_disk_stops_at_the_first_message(tmp_path):
+    """It must not go on as if it had written the message."""
+    with open("/dev/full", "wb") as full:
+        done = log_three_steps(tmp_path, full)
+    assert done.returncode == 75 and "No space left on device" in done.stderr
+    assert [line["step"] for line in read_metrics(tmp_path)] == [0]
