@@ -131,7 +131,7 @@ async def play_step(run: Run, step: int, questions: Mapping[int, Question]) -> l
             sample=sample,
             epoch=run.questions.epoch(step, number),
         )
-        run.log.progress.update()
+        run.log.count_game()
         return game
 
     return await play_groups(questions, config.group_size, play_one)

@@ -94,14 +94,15 @@ class Log:
         self._priced = priced
         # Seconds of each phase since the last metrics.
         self.seconds = defaultdict[str, float](float)
-        bar = "{l_bar}{bar:10}| {remaining} left"
-        # With disable=None, tqdm shows the bar on a terminal only.
-        self.progress = tqdm(total=games, disable=None if rank == 0 else True, leave=False, bar_format=bar)
+        # With None, tqdm shows the bar on a terminal only.
+        is_hidden = True if rank > 0 else None
+        layout = "{l_bar}{bar:10}| {remaining} left"
+        self._bar = tqdm(total=games, disable=is_hidden, leave=False, bar_format=layout)
         self._rows_shown = 0
         self._wandb = open_wandb(folder) if wandb and rank == 0 else None
 
     def say(self, text: str) -> None:
-        """Print text on stdout, above the progress bar.
+        """Print text on stdout, above the bar.
 
         If nobody reads stdout any more, the run goes on and prints nothing more: its terminal was closed
         (under nohup), or the program that it was piped into has ended (`python train.py | head -5`).
@@ -116,11 +117,23 @@ class Log:
                 raise
             discard_stdout()
 
+    def begin_after(self, step: int, *, steps: int) -> None:
+        """Begin the bar with the games up to `step`. Each of the run's `steps` has equally many games."""
+        self._bar.initial = self._bar.n = self._bar.total * step // steps
+
+    def count_game(self) -> None:
+        """Move the bar on by a game that has been played."""
+        self._bar.update()
+
+    def end_bar(self) -> None:
+        """Remove the bar."""
+        self._bar.close()
+
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Show the name of a phase beside the progress bar, and add its time to the next metrics."""
+        """Show the name of a phase beside the bar, and add its time to the next metrics."""
         begin = time.perf_counter()
-        self.progress.set_description_str(name)
+        self._bar.set_description_str(name)
         yield
         self.seconds[name] += time.perf_counter() - begin
 
@@ -146,8 +159,8 @@ class Log:
         return rounded
 
     def close(self) -> None:
-        """Remove the progress bar, and end the run of Weights & Biases."""
-        self.progress.close()
+        """Remove the bar, and end the run of Weights & Biases."""
+        self.end_bar()
         if self._wandb is not None:
             self._wandb.finish()
 

@@ -72,9 +72,7 @@ class Record:
         else:
             record.load(found)
         trained, logged = record.state.trained_step, record.state.logged_step
-        # The progress bar begins with the games that are already played. Every step has equally many.
-        bar = run.log.progress
-        bar.initial = bar.n = trained * bar.total // config.steps
+        run.log.begin_after(trained, steps=config.steps)
         ranks.on_first_rank(lambda: trim_run(run.folder, trained=trained, logged=logged))
         ranks.on_first_rank(lambda: write_yaml(config, run.folder / "config.yaml"))
         for line in read_metrics(run.folder):
@@ -288,7 +286,7 @@ class Record:
         run.optimizer.state.clear()
         run.reference = None
         run.agent.close()
-        run.log.progress.close()  # The test has a bar of its own.
+        run.log.end_bar()  # The test has a bar of its own.
 
     def say_results(self) -> None:
         """Print where all results are, and what the run cost."""

@@ -81,7 +81,7 @@ def test_the_seconds_of_a_phase_add_up_until_they_are_logged(tmp_path):
     first = log.seconds["rollout"]
     with log.phase("rollout"):
         pass
-    assert 100 < first < log.seconds["rollout"] < 101 and log.progress.desc == "rollout"
+    assert 100 < first < log.seconds["rollout"] < 101 and log._bar.desc == "rollout"
     assert 100 <= log.write_metrics({"step": 1})["time/rollout"] < 101
     assert log.write_metrics({"step": 2}) == {"step": 2}
 
