@@ -63,14 +63,15 @@ REMOVE_IT = "remove this checkpoint, and the run resumes from the one before"
 
 @dataclass
 class State:
-    """The state of a run besides weights and optimiser."""
+    """The state of a run besides weights and optimiser, as state.json holds it."""
 
     trained_step: int = 0  # the last step whose update is in the weights
-    # A step is *logged* when its line in metrics.jsonl is final. These are the metrics of `trained_step`
-    # while its line may still change, so that a resumed run can write the line; {} when the step is logged.
+    # A step is *logged* when its line in metrics.jsonl is final. Until then, this is what is known of the
+    # line of `trained_step`, so that a resumed run can write it; {} when the step is logged.
     unlogged_metrics: dict[str, float] = field(default_factory=dict)
+    # The best agent so far, its EM and its reward in validation. For the -1, ask the properties below.
     best_step: int = -1
-    best_em: float = -1.0  # below 0: no validation has judged an agent yet
+    best_em: float = -1.0
     best_reward: float = 0.0
     questions: str = ""  # digest of the training questions
     validation: str = ""  # digest of the validation questions
@@ -81,6 +82,22 @@ class State:
     def logged_step(self) -> int:
         """The last logged step; -1 in a new run."""
         return self.trained_step - 1 if self.unlogged_metrics else self.trained_step
+
+    @property
+    def has_best(self) -> bool:
+        """Whether any agent counts as the best so far."""
+        return self.best_step >= 0
+
+    @property
+    def best_is_judged(self) -> bool:
+        """Whether a validation has judged the best agent. If not, it is the best only as the newest one."""
+        return self.best_em >= 0
+
+    def set_best(self, *, em: float | None, reward: float = 0.0) -> None:
+        """Let the agent of `trained_step` count as the best. `em` is None if no validation has judged it."""
+        self.best_step = self.trained_step
+        self.best_em = -1.0 if em is None else em
+        self.best_reward = reward
 
 
 def save_checkpoint(

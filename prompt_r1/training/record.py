@@ -103,14 +103,14 @@ class Record:
         """
         run, state = self.run, self.state
         exported = run.ranks.on_first_rank(lambda: exported_step(run.folder / "agent"))
-        if exported == state.best_step or state.best_step < 0:
+        if not state.has_best or exported == state.best_step:
             return
         if run.ranks.on_first_rank(lambda: find_damage(checkpoint_of(run.folder, state.best_step))):
             run.log.say(
                 f"The checkpoint of the best agent, of step {state.best_step}, is gone or damaged: the one "
                 f"of step {state.trained_step} counts as the best until the next validation"
             )
-            state.best_step, state.best_em = state.trained_step, -1.0
+            state.set_best(em=None)
         best = checkpoint_of(run.folder, state.best_step)
         load_tensors(best, run.policy, run.optimizer, run.ranks)
         lines = {line["step"]: line for line in read_metrics(run.folder)}
@@ -201,14 +201,14 @@ class Record:
         reward = metrics.get("val/reward", 0.0)
         if not self.is_best(em, reward, is_save_step=is_save_step):
             return False
-        if em < 0 and run.config.val_data and state.best_step < 0:
+        if em is None and run.config.val_data and not state.has_best:
             run.log.say(
                 "The environment broke every validation game: the newest agent counts as the best one"
             )
-        state.best_step, state.best_em, state.best_reward = state.trained_step, em, reward
+        state.set_best(em=em, reward=reward)
         return True
 
-    def is_best(self, em: float, reward: float, *, is_save_step: bool) -> bool:
+    def is_best(self, em: float | None, reward: float, *, is_save_step: bool) -> bool:
         """Whether the agent of this step, with this EM and reward in validation, is the best so far.
 
         Higher EM wins. If EM is equal, higher reward wins. A user's own reward decides before EM, because EM
@@ -216,14 +216,14 @@ class Record:
         may have collapsed. While no validation has judged an agent, the newest agent that is saved counts as
         the best.
         """
-        best_em, best_reward = self.state.best_em, self.state.best_reward
-        if em < 0:  # This step has no validation, or the environment broke all its games.
-            return is_save_step and best_em < 0
-        if best_em < 0:  # This is the first agent that a validation has judged.
+        state = self.state
+        if em is None:
+            return is_save_step and not state.best_is_judged
+        if not state.best_is_judged:  # This is the first agent that a validation has judged.
             return True
         if self.run.config.reward:
-            return (reward, em) > (best_reward, best_em)
-        return (em, reward) > (best_em, best_reward)
+            return (reward, em) > (state.best_reward, state.best_em)
+        return (em, reward) > (state.best_em, state.best_reward)
 
     def save(self) -> None:
         """Write a checkpoint, unless the newest has this state. Raises Resumable if it cannot be written."""
@@ -327,15 +327,15 @@ class Record:
         return kind(sentence)
 
 
-def em_of_validation(metrics: Mapping[str, float]) -> float:
+def em_of_validation(metrics: Mapping[str, float]) -> float | None:
     """EM of a validation, in which the games that the environment broke count as wrong.
 
-    It is -1 without a validation, and if every game broke. Games of hard questions make more calls, so they
+    None: there was no validation, or every game broke. Games of hard questions make more calls, so they
     break more often. val/em leaves them out. If val/em decided, then after an outage an agent that answered
     only the easy questions could become the best.
     """
     if "val/em" not in metrics:
-        return -1.0
+        return None
     intact, broken = metrics["val/n"], metrics["val/errors"]
     right = round(metrics["val/em"] * intact)  # The log rounds val/em to six digits.
     return right / (intact + broken)
