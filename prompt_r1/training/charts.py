@@ -1,4 +1,4 @@
-"""The curves of a report: which metrics they show, and their points in pixels. page.html draws them."""
+"""The curves of a report: which metrics they show, and where their points are. page.html draws them."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 Lines = Sequence[Mapping[str, float]]  # the lines of metrics.jsonl
 Point = tuple[float, float]
+WIDTH, HEIGHT = 291, 142  # pixels of a chart between its axes
 
 
 @dataclass(frozen=True)
@@ -50,47 +51,14 @@ TOP_DIGITS = (1, 2, 4, 6, 8, 10)
 
 
 @dataclass(frozen=True)
-class Axes:
-    """The ends of the axes of every chart, in pixels."""
-
-    left: int
-    right: int
-    top: int
-    bottom: int
-
-
-AXES = Axes(left=40, right=331, top=9, bottom=151)
-
-
-@dataclass(frozen=True)
-class Curve:
-    """A metric in a chart: its label with the last value, and its points in pixels."""
-
-    label: str
-    points: list[Point]
-
-    @property
-    def polyline(self) -> str:
-        """The points as the attribute `points` of an SVG polyline."""
-        return " ".join(f"{x:.1f},{y:.1f}" for x, y in self.points)
-
-
-@dataclass(frozen=True)
-class Tick:
-    """A value beside the vertical axis, at its height in pixels."""
-
-    y: float
-    value: str
-
-
-@dataclass(frozen=True)
 class Chart:
     """A chart of page.html: its curves, and the numbers beside its axes."""
 
     plan: Plan
-    curves: list[Curve]
+    # The label of each curve, with its last value, and its points: pixels from the left and from the top.
+    curves: dict[str, list[Point]]
     last_step: str
-    ticks: list[Tick]  # at the bottom, in the middle and at the top
+    ticks: list[str]  # the numbers at the top, in the middle and at the bottom
 
 
 def charts_of(lines: Lines) -> list[Chart]:
@@ -105,13 +73,16 @@ def charts_of(lines: Lines) -> list[Chart]:
         lowest = min(values)
         low = -axis_end(-lowest) if lowest < 0 else 0.0
         high = max(plan.top, axis_end(max(values))) or 1.0
-        curves = []
+        curves = {}
         for label, points in measured.items():
             if points:
                 last = f"{points[-1][1]:.3g}"
-                pixels = [(_x(step, last_step), _y(value, low, high)) for step, value in points]
-                curves.append(Curve(f"{label}: {last}" if label else last, pixels))
-        ticks = [Tick(_y(value, low, high), f"{value:g}") for value in (low, (low + high) / 2, high)]
+                shown = f"{label}: {last}" if label else last
+                curves[shown] = [
+                    (step / last_step * WIDTH, (high - value) / (high - low) * HEIGHT)
+                    for step, value in points
+                ]
+        ticks = [f"{value:g}" for value in (high, (low + high) / 2, low)]
         charts.append(Chart(plan, curves, f"{last_step:g}", ticks))
     return charts
 
@@ -138,11 +109,3 @@ def points_of(lines: Lines, name: str) -> list[Point]:
         if name in line and math.isfinite(line[name]):
             points.append((line["step"], line[name]))
     return points
-
-
-def _x(step: float, last_step: float) -> float:
-    return AXES.left + step / last_step * (AXES.right - AXES.left)
-
-
-def _y(value: float, low: float, high: float) -> float:
-    return AXES.bottom - (value - low) / (high - low) * (AXES.bottom - AXES.top)

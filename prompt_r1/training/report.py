@@ -34,7 +34,7 @@ from prompt_r1.programs.files import replace_file
 from prompt_r1.programs.reading import json_object
 from prompt_r1.programs.text import printable
 from prompt_r1.settings.fields import read_mapping
-from prompt_r1.training.charts import AXES, Lines, charts_of, points_of
+from prompt_r1.training.charts import HEIGHT, WIDTH, Lines, charts_of, points_of
 from prompt_r1.training.log import read_metrics
 from prompt_r1.training.run_folder import TEST_FILE
 
@@ -87,7 +87,8 @@ def page(run: Path) -> str:
         "settings": _text(settings_file),
         "test": _text(run / TEST_FILE),
         "charts": charts_of(lines),
-        "axes": AXES,
+        "width": WIDTH,
+        "height": HEIGHT,
         "is_right": is_right,
         "sum_of_reward": own_reward if settings.get("reward") else sum_of_reward,
         "most": MAX_GROUPS,

@@ -16,7 +16,7 @@ import pytest
 from prompt_r1.errors import UsageError
 from prompt_r1.programs.tables import markdown_table
 from prompt_r1.reward import RULES
-from prompt_r1.training.charts import axis_end, charts_of
+from prompt_r1.training.charts import HEIGHT, WIDTH, axis_end, charts_of
 from prompt_r1.training.log import read_metrics
 from prompt_r1.training.report import is_right, read_groups, write_report
 from prompt_r1.types import Question
@@ -195,22 +195,19 @@ def test_the_tables_of_the_test_are_shown(run, tmp_path):
 
 def test_a_curve_has_the_points_of_its_metric_between_the_ends_of_the_axis(run):
     [turns] = [chart for chart in charts_of(read_metrics(run)) if chart.plan.title == "Turns"]
-    [curve] = turns.curves
-    assert curve.label == "2"
-    assert curve.polyline == "98.2,9.0 156.4,9.0 214.6,9.0 272.8,9.0 331.0,9.0"
-    assert turns.last_step == "5" and [tick.value for tick in turns.ticks] == ["0", "1", "2"]
+    assert turns.curves == {"2": [(WIDTH * step / 5, 0.0) for step in (1, 2, 3, 4, 5)]}
+    assert turns.last_step == "5" and turns.ticks == ["2", "1", "0"]
 
 
 def test_a_curve_has_no_point_where_its_metric_is_not_finite():
     values = {0: 0.0, 1: math.nan, 2: 0.5}
     [chart] = charts_of([{"step": step, "val/em": em} for step, em in values.items()])
-    assert [curve.polyline for curve in chart.curves] == ["40.0,151.0 331.0,80.0"]
+    assert chart.curves == {"0.5": [(0.0, HEIGHT), (WIDTH, HEIGHT / 2)]}
 
 
 def test_the_axis_of_values_below_0_begins_below_0():
     [chart] = charts_of([{"step": step, "reward/mean": 2.0 * step - 1} for step in (0, 1)])
-    assert [curve.polyline for curve in chart.curves] == ["40.0,151.0 331.0,9.0"]
-    assert [(tick.value, tick.y) for tick in chart.ticks] == [("-1", 151.0), ("0", 80.0), ("1", 9.0)]
+    assert chart.curves == {"1": [(0.0, HEIGHT), (WIDTH, 0.0)]} and chart.ticks == ["1", "0", "-1"]
 
 
 def test_without_metrics_there_are_no_charts():
@@ -241,7 +238,7 @@ def test_validations_have_markers(run, tmp_path):
     with (copy / "metrics.jsonl").open("a") as file:
         file.write('{"step": 5, "val/em": 0.9}\n')
     circles = [attrs for tag, attrs in page_of(copy).elements if tag == "circle"]
-    assert [circle["cx"] for circle in circles] == ["40.0", "331.0"]
+    assert [circle["cx"] for circle in circles] == ["0.0", f"{WIDTH:.1f}"]
 
 
 SUM = re.compile(
