@@ -14,9 +14,10 @@ if __name__ == "__main__":  # Show --help and usage errors before the imports be
 
     check_installation()
     from prompt_r1.evaluation.preflight import read_evaluation
-    from prompt_r1.programs.command_line import read_settings
+    from prompt_r1.programs.command_line import begin_imports, read_settings
 
     evaluation = read_settings(read_evaluation)
+    begin_imports()
 
 import asyncio
 import sys

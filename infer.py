@@ -12,9 +12,10 @@ if __name__ == "__main__":  # Show --help and usage errors before the imports be
 
     check_installation()
     from prompt_r1.pair.settings import InferConfig, read_pair
-    from prompt_r1.programs.command_line import read_settings
+    from prompt_r1.programs.command_line import begin_imports, read_settings
 
     chosen = read_settings(lambda arguments: read_pair(InferConfig, arguments))
+    begin_imports()
 
 import asyncio
 import json

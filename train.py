@@ -19,10 +19,11 @@ if __name__ == "__main__":  # Show --help and usage errors before the imports be
     from prompt_r1.programs.installation import check_installation
 
     check_installation()
-    from prompt_r1.programs.command_line import read_settings
+    from prompt_r1.programs.command_line import begin_imports, read_settings
     from prompt_r1.training.preflight import read_train_config
 
     settings = read_settings(read_train_config)
+    begin_imports()
 
 import torch
 from torch import Tensor

@@ -26,7 +26,7 @@ from prompt_r1.errors import (
 from prompt_r1.programs.launcher import has_other_ranks
 from prompt_r1.programs.text import printable, without_keys
 
-Settings = TypeVar("Settings")  # the config of a program, or its arguments
+Settings = TypeVar("Settings")  # what `main` takes: the config of a program, or its arguments
 PACKAGE = Path(__file__).parents[1]
 # A disk is full, broken or read-only, or a network file system is gone. Such errors often name no path.
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.ESTALE, errno.ETIMEDOUT)
@@ -37,54 +37,51 @@ MORE_MEMORY = (
 
 
 def read_settings(read: Callable[[list[str]], Settings]) -> Settings:
-    """The settings that `read` makes of this process's arguments; --help and every error end the process.
-
-    A program calls this function before its imports of torch and transformers, which take seconds, and passes
-    the settings to `run_program`. Both functions explain errors in the same way.
-    """
+    """The settings that `read` makes of this process's arguments; --help and every error end the process."""
     with errors_explained():
         Path.cwd()  # This raises if the current folder has been deleted.
-        settings = read(sys.argv[1:])
-    # Libraries that are being imported catch KeyboardInterrupt. So Ctrl-C kills the process until
-    # `run_program`.
-    _let_ctrl_c_kill()
+        return read(sys.argv[1:])
+
+
+def begin_imports() -> None:
+    """Prepare this process for imports that take seconds: torch and transformers.
+
+    Until `run_program` is called, Ctrl-C kills the process, because libraries that are being imported catch
+    KeyboardInterrupt.
+    """
+    # Any other handler stays. For example, a shell lets its background processes ignore SIGINT.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     # The imports make many objects that live until the end. The garbage collector would visit all of them
     # several times, which takes more than half a second.
     gc.disable()
     if sys.stderr.isatty():  # In a log file the line would be noise.
         print("Loading …", file=sys.stderr, flush=True)
-    return settings
+
+
+def end_imports() -> None:
+    """End what `begin_imports` has begun, if it was called."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    gc.freeze()  # From now on, the collector skips all objects that exist already, also in forks.
+    gc.enable()
 
 
 def run_program(main: Callable[[Settings], None], settings: Settings, *, then: str = "") -> NoReturn:
-    """Run `main` with the settings of a program, and exit. `then`: what the same command does after a stop.
+    """Run `main`, and exit. `then`: what the same command does after a stop.
+
+    `settings` is the result of `read_settings`. A program whose `main` reads its settings itself, because it
+    imports torch later or not at all, passes its arguments.
 
     Exit codes: 0 done, 1 a bug of ours, 2 wrong usage or out of memory, 3 no answer (infer.py), 75 stopped
     but resumable, 130 Ctrl-C. Every error is printed as one sentence on stderr; only a bug is a traceback,
     without keys.
     """
-    _let_ctrl_c_raise()
-    gc.freeze()  # From now on, the collector skips all objects that exist already, also in forks.
-    gc.enable()
+    end_imports()
     with errors_explained(then):
         main(settings)
         sys.stdout.flush()
     sys.exit(0)
-
-
-def _let_ctrl_c_kill() -> None:
-    """From now on Ctrl-C (SIGINT) kills the process, if it raised KeyboardInterrupt until now.
-
-    Any other handler stays. For example, a shell lets its background processes ignore SIGINT.
-    """
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
-def _let_ctrl_c_raise() -> None:
-    """From now on Ctrl-C raises KeyboardInterrupt again, if it killed the process until now."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @contextmanager

@@ -18,10 +18,11 @@ if __name__ == "__main__":  # Show --help and usage errors before the imports be
     from prompt_r1.programs.installation import check_installation
 
     check_installation()
-    from prompt_r1.programs.command_line import read_settings
+    from prompt_r1.programs.command_line import begin_imports, read_settings
     from prompt_r1.training.preflight import read_warm_start_config
 
     settings = read_settings(read_warm_start_config)
+    begin_imports()
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
