@@ -26,7 +26,7 @@ from prompt_r1.training.batches import Batch, games_to_learn_from, micro_batches
 from prompt_r1.training.log import Log
 from prompt_r1.training.loss_function import LossFunction
 from prompt_r1.training.signals import Interrupt
-from prompt_r1.training.update import GapLimit, gap_limit_of
+from prompt_r1.training.update import GapLimit
 from prompt_r1.types import Question, ScoredGame
 
 T = TypeVar("T")
@@ -87,12 +87,8 @@ class Run:
     own_advantages: OwnAdvantages | None  # None: eq. 16 alone
     loss_function: LossFunction  # eq. 17
     optimizer: Optimizer
+    gap_limit: GapLimit  # how far the log-probabilities of engine and policy may differ
     log: Log
-
-    @property
-    def gap_limit(self) -> GapLimit:
-        """The limit of the gap between the log-probabilities of engine and policy."""
-        return gap_limit_of(self.policy)
 
     def wait_for(self, work: Coroutine[None, None, T]) -> T:
         """Run this rank's share of some asynchronous work, and return its result.

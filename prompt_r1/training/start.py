@@ -28,7 +28,7 @@ from prompt_r1.training.models import layout_of, load_learner, load_reference
 from prompt_r1.training.run import Run, RunQuestions, with_steps
 from prompt_r1.training.run_folder import LOCK, claim, open_run
 from prompt_r1.training.signals import Interrupt
-from prompt_r1.training.update import importance_cap_of
+from prompt_r1.training.update import gap_limit_of, importance_cap_of
 from prompt_r1.types import Completion, Question, ScoredGame, Trajectory
 
 
@@ -120,6 +120,7 @@ def open_parts(
         own_advantages=import_advantages(config.advantage_function) if config.advantage_function else None,
         loss_function=loss_of_run(config, importance_cap=importance_cap_of(policy)),
         optimizer=make_optimizer(policy, config, ranks.device),
+        gap_limit=gap_limit_of(policy),
         log=open_log(config, folder, ranks, games=config.steps * games_of_step),
     )
     where = f"{ranks.count} × {ranks.device.type}"

@@ -33,7 +33,7 @@ from prompt_r1.training.run import Run
 from prompt_r1.training.run_folder import checkpoints_of
 from prompt_r1.training.signals import Interrupt
 from prompt_r1.training.start import warm_up
-from prompt_r1.training.update import UpdateStats
+from prompt_r1.training.update import UpdateStats, gap_limit_of
 from prompt_r1.types import Question
 from tests.support import tiny
 from tests.support.exports import file_size_limit, load_tensors
@@ -128,6 +128,7 @@ def resume(
         own_reward=None,
         own_advantages=None,
         loss_function=grpo_loss,
+        gap_limit=gap_limit_of(policy),
         log=Log(folder, rank=ranks.rank),
     )
     return ScriptedRecord.resume(run)
