@@ -3,6 +3,7 @@
 import io
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import TypeVar
 
 from tqdm import tqdm
@@ -16,7 +17,8 @@ class _Lines(io.TextIOBase):
     def write(self, text: str) -> int:
         line = text.strip("\r\n ")
         if line:
-            print(line, file=sys.stderr, flush=True)
+            with suppress(BrokenPipeError):  # If nobody reads stderr any more, the work goes on.
+                print(line, file=sys.stderr, flush=True)
         return len(text)
 
 

@@ -4,6 +4,7 @@ import io
 import re
 import sys
 import unicodedata
+from unittest.mock import Mock
 
 import pytest
 
@@ -59,6 +60,18 @@ def test_without_a_terminal_progress_is_a_line_every_ten_seconds_up_to_100_perce
         error = capsys.readouterr().err
         assert [line.split("|")[2].split()[0] for line in error.splitlines()] == [f"{n}/5" for n in expected]
         assert "\r" not in error
+
+
+def test_work_goes_on_when_nobody_reads_its_progress_any_more(monkeypatch):
+    """A bug: `python train.py 2>&1 | head -5` ended in the test of the trained agent."""
+    unread = io.StringIO()
+    unread.write = Mock(side_effect=BrokenPipeError)
+    monkeypatch.setattr(sys, "stderr", unread)
+    now = [0.0]
+    monkeypatch.setattr("tqdm.std.time", lambda: now[0])
+    for _ in progress_bar(range(3), name="games"):
+        now[0] += 20
+    assert unread.write.called
 
 
 def test_at_a_terminal_progress_is_shown_from_the_start_to_100_percent_unless_it_is_hidden(
