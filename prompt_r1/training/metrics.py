@@ -40,8 +40,8 @@ class GameMetrics:
     latencies: list[float]  # seconds of each call with a reply
     usd: float
     score: Score | None  # None: the environment broke the game.
-    # Whether any token of the game has an advantage other than 0; None: the game is not compared with others.
-    has_advantage: bool | None
+    is_compared: bool  # with the other games of its group
+    has_advantage: bool  # whether any of its tokens has an advantage other than 0
 
 
 def metrics_of_game(game: ScoredGame) -> GameMetrics:
@@ -69,7 +69,8 @@ def metrics_of_game(game: ScoredGame) -> GameMetrics:
         latencies=latencies,
         usd=trajectory.spent.usd,
         score=score,
-        has_advantage=None if game.advantage is None else game.has_advantage,
+        is_compared=game.advantage is not None,
+        has_advantage=game.has_advantage,
     )
 
 
@@ -166,7 +167,7 @@ def group_metrics(games_PG: Sequence[Sequence[GameMetrics]]) -> dict[str, float]
 
     Also what the calls of the groups without spread have cost, because nothing is learned from them.
     """
-    kept = [group for group in games_PG if any(game.has_advantage is not None for game in group)]
+    kept = [group for group in games_PG if any(game.is_compared for game in group)]
     no_spread = [group for group in kept if not any(game.has_advantage for game in group)]
     pairs = [pair for group in scores_of(games_PG) for pair in ranked_pairs(group)]
     return {

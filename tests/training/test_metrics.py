@@ -89,7 +89,15 @@ def with_reward(total: float | None) -> GameMetrics:
     score = None if total is None else Score(Reward(0.0, 0.0, total), 0.0, 0.0, is_well_formed=False, turns=0)
     stop = "env_error" if total is None else "answered"
     return GameMetrics(
-        stop, tokens=0, sampled_tokens=0, calls=0, latencies=[], usd=0.0, score=score, has_advantage=None
+        stop,
+        tokens=0,
+        sampled_tokens=0,
+        calls=0,
+        latencies=[],
+        usd=0.0,
+        score=score,
+        is_compared=False,
+        has_advantage=False,
     )
 
 
