@@ -15,6 +15,7 @@ import fnmatch
 import hashlib
 import math
 import sys
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -154,16 +155,16 @@ def _result(lines: Lines, best: int) -> str:
 
 def _counts(lines: Lines) -> dict[str, int]:
     """How many steps, games and calls the run has had, by label."""
+    totals = defaultdict[str, float](float)
+    for line in lines:
+        for name, value in line.items():
+            if math.isfinite(value):
+                totals[name] += value
     last_step = max((line["step"] for line in lines), default=0)
     counts = {"steps": int(last_step)}
     for label, patterns in COUNTS.items():
-        total = 0.0
-        for line in lines:
-            for pattern in patterns:
-                for name in fnmatch.filter(line, pattern):
-                    if math.isfinite(line[name]):
-                        total += line[name]
-        counts[label] = round(total)
+        names = [name for pattern in patterns for name in fnmatch.filter(totals, pattern)]
+        counts[label] = round(sum(totals[name] for name in names))
     return counts
 
 
