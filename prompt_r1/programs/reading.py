@@ -35,7 +35,7 @@ def check_values(read: Any) -> None:
 @functools.cache  # A journal has a million lines, and the types are the same for each.
 def _kinds_of(record: Any) -> dict[str, object]:
     """The type of each field of a dataclass, without the types of its items."""
-    return {one.name: get_origin(one.type) or one.type for one in fields(record)}
+    return {field.name: get_origin(field.type) or field.type for field in fields(record)}
 
 
 def json_object(text: str | bytes) -> dict[str, Any]:

@@ -82,7 +82,7 @@ def cases_of(
     # The prompt of the last turn is not sent. With --env none there is one turn, and no call.
     most_calls = game.max_turns - 1
     ordered = sorted(prices, key=lambda price: price.tokens_in + price.tokens_out)
-    mean = Price(fmean(one.tokens_in for one in prices), fmean(one.tokens_out for one in prices))
+    mean = Price(fmean(price.tokens_in for price in prices), fmean(price.tokens_out for price in prices))
     return [
         Case(
             "low",
@@ -146,7 +146,8 @@ def estimate(config: TrainConfig) -> str:
 
 def mean_bytes(questions: Sequence[Question]) -> int:
     """The mean length of the questions, in bytes of UTF-8."""
-    return round(fmean(len(one.text.encode(errors="replace")) for one in questions)) if questions else 0
+    lengths = [len(question.text.encode(errors="replace")) for question in questions]
+    return round(fmean(lengths)) if lengths else 0
 
 
 def shown_estimate(parts: Mapping[str, Estimate], *, priced: bool, limited: bool) -> str:
