@@ -3,7 +3,7 @@
 In reading order:
 
     installation   the Python and the packages that a program needs; runs in old Pythons
-    command_line   read the settings before slow imports; exit codes and one sentence for every error
+    command_line   read the settings, begin slow imports, run; exit codes and one sentence for every error
     text           text that is safe to print or to write: without what acts on a terminal, and without keys
     progress       progress bars that are also readable in a log file
     tables         tables for the terminal and in Markdown

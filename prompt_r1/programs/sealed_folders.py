@@ -25,7 +25,8 @@ MANIFEST = "manifest.json"  # the size in bytes of each file of a sealed folder,
 def build_folder(folder: Path, write: Callable[[Path], object]) -> None:
     """Let `write` make a folder under a temporary name beside `folder`, and rename it when it is complete.
 
-    If several processes build the folder at the same time, the first to finish wins.
+    If several processes build the folder at the same time, the first to finish wins. What a killed process
+    leaves is not removed, because it cannot be told from the folder of a process that is still writing.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=folder.parent) as unfinished:
@@ -95,6 +96,11 @@ def sync_and_move(temporary: Path, folder: Path) -> None:
 def moved_aside(folder: Path) -> Path:
     """Where a folder stands until the folder that replaces it has its name."""
     return folder.with_name(f".{folder.name}{REPLACED}")
+
+
+def leftovers_of(folder: Path) -> set[str]:
+    """The names beside a folder that a killed writer may leave."""
+    return {TEMPORARY, moved_aside(folder).name}
 
 
 def remove_leftovers(parent: Path) -> None:

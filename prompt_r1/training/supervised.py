@@ -25,7 +25,7 @@ from prompt_r1.pair.agent import load_agent, with_threads_of_this_machine
 from prompt_r1.pair.named_agent import make_agent
 from prompt_r1.programs.files import make_folder
 from prompt_r1.programs.progress import progress_bar
-from prompt_r1.programs.sealed_folders import TEMPORARY, moved_aside
+from prompt_r1.programs.sealed_folders import leftovers_of
 from prompt_r1.protocol import Codec
 from prompt_r1.settings.agent import AgentConfig
 from prompt_r1.training.export import export_agent
@@ -86,7 +86,7 @@ def fine_tune_agent(
 
 def _is_fine_tuning(folder: Path) -> bool:
     """Whether a fine-tuning, perhaps a killed one, wrote all files in a folder."""
-    written = {"metrics.jsonl", "agent", moved_aside(folder / "agent").name, TEMPORARY}
+    written = {"metrics.jsonl", "agent"} | leftovers_of(folder / "agent")
     return {path.name for path in folder.iterdir()} <= written
 
 
