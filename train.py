@@ -84,11 +84,11 @@ def train(run: Run, record: Record) -> None:
                 logprobs_of(policy, batches) if number > 0 else None
                 for number, batches in enumerate(mini_batches)
             ]
-            for batches, measured in zip(mini_batches, old_logprobs, strict=True):
+            for batches, old_of_batches in zip(mini_batches, old_logprobs, strict=True):
                 # FSDP forwards are collective: every rank has equally many micro-batches.
                 for index, batch in enumerate(batches):
                     output = policy(batch.packed)
-                    old = output.logprobs.detach() if measured is None else measured[index]
+                    old = output.logprobs.detach() if old_of_batches is None else old_of_batches[index]
                     # The reference is the frozen start. With kl_coef 0 there is none, and `grpo_loss`
                     # measures the KL to π_old.
                     reference = run.reference_logprobs(batch.packed)
