@@ -136,13 +136,13 @@ class Codec:
         self.turn_end: int = self._close[-1] if self._close else tokenizer.eos_token_id
         self.stop_ids = frozenset({self.turn_end, tokenizer.eos_token_id, *more_stop_ids} - {None})
         self._opening_head = self.encoder.start(self.frame.before_user + "Question:")
-        self._opening_tail = self.encoder.trusted(f"\n{instruction}{self.frame.generation}")
+        self.opening_tail = self.encoder.trusted(f"\n{instruction}{self.frame.generation}")
         self._reply_tail = self.encoder.trusted(f"</interaction_response>{self.frame.generation}")
         self._check_pieces(instruction)
 
     def opening(self, question: str) -> list[int]:
         """The tokens of the first user message (question and instruction), up to the agent's turn."""
-        return self._opening_head + self.encoder.untrusted(" " + question) + self._opening_tail
+        return self._opening_head + self.encoder.untrusted(" " + question) + self.opening_tail
 
     def reply(self, text: str, *, after: int, max_tokens: int = 0) -> list[int]:
         """The tokens of the environment's reply as the next user message, up to the agent's turn.

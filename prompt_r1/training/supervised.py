@@ -73,9 +73,10 @@ def fine_tune_agent(
     )
     if policy.device.type == "cuda":
         policy.checkpoint_activations()
+    learned = within_cutoff(examples(agent.codec), config.cutoff, agent.codec)
     last_metrics: dict[str, float] = {}
     with (out / "metrics.jsonl").open("w", buffering=1) as file:
-        for metrics in train_weights(policy, examples(agent.codec), config):
+        for metrics in train_weights(policy, learned, config):
             file.write(json.dumps(metrics) + "\n")
             last_metrics = metrics
     if not math.isfinite(single_rank.weight_norm(policy)):
@@ -90,28 +91,35 @@ def _is_fine_tuning(folder: Path) -> bool:
     return {path.name for path in folder.iterdir()} <= written
 
 
-def train_weights(
-    policy: Policy, examples: Sequence[Trajectory], config: FineTuningConfig
-) -> Iterator[dict[str, float]]:
-    """Take AdamW steps, and yield the metrics of each. Examples of more than --cutoff tokens are cut."""
-    most = config.cutoff
+def within_cutoff(examples: Sequence[Trajectory], most: int, codec: Codec) -> list[Trajectory]:
+    """Cut the examples to at most `most` tokens, and leave out those without a token of the agent then.
+
+    Raises UsageError if none is left.
+    """
     long = sum(len(example.tokens) > most for example in examples)
     if long:
         shown = f"{long} of {len(examples)} examples"
         logger.warning("%s have more than --cutoff %d tokens, and are cut", shown, most)
-    shortened = [cut(example, most) for example in examples]
+    shortened = [cut(example, most, tail=len(codec.opening_tail)) for example in examples]
     used = [example for example in shortened if any(example.sampled)]
     if not used:
         raise UsageError(f"--cutoff {most} leaves no token of the agent to train on: give a larger one")
-    per_step = config.batch_size or batch_size_for(len(used) * config.epochs)
+    return used
+
+
+def train_weights(
+    policy: Policy, examples: Sequence[Trajectory], config: FineTuningConfig
+) -> Iterator[dict[str, float]]:
+    """Take AdamW steps, and yield the metrics of each."""
+    per_step = config.batch_size or batch_size_for(len(examples) * config.epochs)
     rng = random.Random(f"sft {config.seed}")
     batches = []
     for _ in range(config.epochs):
-        epoch = rng.sample(used, len(used))
+        epoch = rng.sample(examples, len(examples))
         for first in range(0, len(epoch), per_step):
             batches.append(epoch[first : first + per_step])
     if len(batches) < MIN_STEPS:
-        shown = f"{len(used)} examples in {config.epochs} epochs are {len(batches)} steps"
+        shown = f"{len(examples)} examples in {config.epochs} epochs are {len(batches)} steps"
         logger.warning("%s, which teach little: give more examples, or more --epochs", shown)
 
     where = "" if policy.device.type == "cuda" else f", threads: {torch.get_num_threads()}"
@@ -125,19 +133,22 @@ def train_weights(
     )
 
 
-def cut(example: Trajectory, most: int) -> Trajectory:
+def cut(example: Trajectory, most: int, *, tail: int) -> Trajectory:
     """The example without the tokens by which it is longer than `most`.
 
-    First the opening loses tokens at its end, but it keeps at least half of `most`. If the example is still
+    First the question loses tokens at its end. The last `tail` tokens of the opening stay: the instruction,
+    and the beginning of the agent's turn. The opening keeps at least half of `most`. If the example is still
     too long, it loses tokens at its own end.
     """
     opening = example.opening_length
     too_many = max(0, len(example.tokens) - most)
     least = min(opening, max(1, most // 2))
-    kept = max(least, opening - too_many)
+    kept = max(least, opening - too_many)  # tokens of the opening
+    kept_tail = min(tail, kept)
+    kept_head = kept - kept_tail
 
     def shortened(column: list[T]) -> list[T]:
-        return (column[:kept] + column[opening:])[:most]
+        return (column[:kept_head] + column[opening - kept_tail :])[:most]
 
     return Trajectory(
         example.question,

@@ -30,6 +30,7 @@ from prompt_r1.training.supervised import (
     negative_log_likelihood,
     schedule,
     train_weights,
+    within_cutoff,
 )
 from prompt_r1.training.warm_start import encode, learn_games, read_games, without_opened_think
 from prompt_r1.types import Completion, GameSettings, Question, ScoredGame, Trajectory, Turn
@@ -144,29 +145,34 @@ def turns_of(*lengths: tuple[int, int]) -> Trajectory:
 )
 def test_the_opening_of_a_long_example_is_cut_first_but_keeps_half_of_the_room(turn, most, cut_turn):
     """A bug: long examples were left out, so `sft` learned from short stories only."""
-    shorter = cut(turns_of(turn), most)
+    shorter = cut(turns_of(turn), most, tail=2)
     read, written = cut_turn
     assert shorter.sampled == [False] * read + [True] * written
-    assert shorter.tokens == [*range(read), *range(turn[0], turn[0] + written)]
+    tail = min(2, read)  # It stays.
+    assert shorter.tokens == [*range(read - tail), *range(turn[0] - tail, turn[0] + written)]
 
 
 def test_a_game_of_several_turns_loses_its_last_tokens():
     game = turns_of((10, 5), (4, 30), (3, 3))
-    assert cut(game, 55) == game, "it fits"
-    shorter = cut(game, 28)
+    assert cut(game, 55, tail=2) == game, "it fits"
+    shorter = cut(game, 28, tail=2)
     assert shorter.tokens == list(range(28)) and shorter.sampled == game.sampled[:28]
-    assert cut(turns_of((20, 5), (4, 30)), 30).tokens == [*range(15), *range(20, 35)]
+    shorter = cut(turns_of((20, 5), (4, 30)), 30, tail=2)
+    assert shorter.tokens == [*range(13), *range(18, 35)]
 
 
 def test_examples_that_are_too_long_are_cut_and_counted(caplog):
     agent = tiny_agent()
-    rows = [*examples(agent)[:2], example_of(Question("q", "a", "abc " * 99, ("x",)), agent.codec)]
-    add_lora(agent.policy.model, rank=2, alpha=4)
-    settings = replace(SMALL, batch_size=1, epochs=1, cutoff=len(rows[0].tokens))
-    assert len(list(train_weights(agent.policy, rows, settings))) == 3
-    assert f"1 of 3 examples have more than --cutoff {settings.cutoff} tokens" in caplog.text
+    codec = agent.codec
+    rows = [*examples(agent)[:2], example_of(Question("q", "a", "abc " * 99, ("x",)), codec)]
+    most = len(rows[0].tokens)
+    *short, long = within_cutoff(rows, most, codec)
+    assert short == rows[:2] and len(long.tokens) == most
+    # A bug: the opening lost the instruction and the beginning of the agent's turn.
+    assert long.tokens[: long.opening_length][-len(codec.opening_tail) :] == codec.opening_tail
+    assert f"1 of 3 examples have more than --cutoff {most} tokens" in caplog.text
     with pytest.raises(UsageError, match="--cutoff 1 leaves no token"):
-        next(train_weights(agent.policy, rows, replace(SMALL, cutoff=1)))
+        within_cutoff(rows, 1, codec)
 
 
 def test_the_learning_rate_rises_for_a_tenth_of_the_steps_and_decays_to_zero():
@@ -349,6 +355,10 @@ def test_threads_are_those_of_the_flag_or_of_the_game_but_no_more_than_cores(
     assert trained_config(folder).threads == of_the_game
 
 
+def first_example(codec: Codec) -> list[Trajectory]:
+    return [example_of(QUESTIONS[0], codec)]
+
+
 def test_the_metrics_of_each_step_can_be_read_while_the_next_one_is_taken(start, tmp_path, monkeypatch):
     lines_in_file = []
 
@@ -359,7 +369,8 @@ def test_the_metrics_of_each_step_can_be_read_while_the_next_one_is_taken(start,
 
     monkeypatch.setattr("prompt_r1.training.supervised.train_weights", take_steps)
     agent_config = one_turn_config(str(start))
-    fine_tune_agent(lambda codec: [], replace(SMALL, agent=str(start)), agent_config, tmp_path / "out")
+    config = replace(SMALL, agent=str(start))
+    fine_tune_agent(first_example, config, agent_config, tmp_path / "out")
     assert lines_in_file == [0, 1, 2]
 
 
@@ -376,7 +387,7 @@ def test_an_agent_that_was_trained_at_another_temperature_is_fitted_at_temperatu
     monkeypatch.setattr("prompt_r1.training.supervised.train_weights", note)
     agent_config = replace(one_turn_config(str(start)), temperature=1.3)
     training_config = replace(SMALL, agent=str(start))
-    folder = fine_tune_agent(lambda codec: [], training_config, agent_config, tmp_path / "out")
+    folder = fine_tune_agent(first_example, training_config, agent_config, tmp_path / "out")
     assert fitted == [1.0]
     assert trained_config(folder).temperature == 1.3, "its settings stay"
 
