@@ -45,8 +45,8 @@ class Evaluation:
     seed: int
     questions: Sequence[Question]
     agents: Mapping[str, NamedAgent]  # the agents of --agent and --grpo-agent, by their names
-    # Each system, and the agent that the user named for it; NO_AGENT if its method has none. METHODS says
-    # whether this agent plays, or the model from which its training started.
+    # Each system, and the agent that plays or, if the method fine-tunes, the agent with which this begins;
+    # NO_AGENT for a method without an agent.
     systems: Mapping[System, NamedAgent]
     environments: Mapping[str, EvaluateConfig]  # each SPEC, and the settings by which it is asked
     prices: Mapping[str, Price]  # the price of each environment and optimiser, by its name
@@ -59,14 +59,12 @@ class Evaluation:
     def folder_of(self, system: System) -> Path:
         """Where a method keeps the prompts that it finds, or the agent that it fine-tunes.
 
-        It is OUT/ENVIRONMENT/METHOD, and OUT/ENVIRONMENT/METHOD/START for a method that begins with the start
-        of an agent. For a method without an environment, ENVIRONMENT is the one of the agent's training.
+        It is OUT/ENVIRONMENT/METHOD, or OUT/ENVIRONMENT/METHOD/AGENT for a system with an agent. For a method
+        without an environment, ENVIRONMENT is the one of the agent's training.
         """
-        agent = self.systems[system]
-        folder = self.folder / file_name(system.environment or agent.config.env) / system.method
-        if METHODS[system.method].agent == "start":
-            return folder / file_name(agent.start)
-        return folder
+        environment = system.environment or self.systems[system].config.env
+        folder = self.folder / file_name(environment) / system.method
+        return folder / file_name(system.agent) if system.agent else folder
 
     @property
     def device(self) -> "torch.device":

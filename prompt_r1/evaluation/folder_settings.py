@@ -18,7 +18,7 @@ from prompt_r1.evaluation.predictions import FILE
 from prompt_r1.evaluation.settings import EvaluateConfig
 from prompt_r1.pair.named_agent import NamedAgent
 from prompt_r1.programs.files import replace_file
-from prompt_r1.settings.agent import MINI_AGENT, SMOLLM2, is_mini_data
+from prompt_r1.settings.agent import MINI_AGENT, is_mini_data
 from prompt_r1.settings.fields import experiment_values, flag_of, read_mapping
 
 SETTINGS = "config.yaml"
@@ -56,10 +56,10 @@ def keep_settings(evaluation: Evaluation) -> None:
     dependencies = dependencies_of(evaluation)
     # The tables also show what an earlier start asked, below the names of its agents.
     for agent in evaluation.agents.values():
-        path = _agent_folder(str(agent.path))
+        path = Path(agent.built().path)
         name = f"digest of {path}"
-        if name in kept and name not in dependencies and Path(path).exists():
-            dependencies[name] = _digest(Path(path))
+        if name in kept and name not in dependencies:
+            dependencies[name] = _digest(path)
     for name, value in dependencies.items():
         if kept.get(name, value) != value:
             raise UsageError(f"--out {folder}: {name} has changed since its answers: give another --out")
@@ -82,7 +82,7 @@ def dependencies_of(evaluation: Evaluation) -> dict[str, str]:
             asked = evaluation.environments[system.environment]
             found[f"request to {system.environment}"] = repr([asked.env_system, asked.env_args, asked.route])
         if METHODS[system.method].agent == "start":
-            found[f"game of {agent.start}"] = game_of_start(agent)
+            found[f"game of {agent.start}"] = game_of(agent)
     for path in files_of(evaluation):
         found[f"digest of {path}"] = _digest(Path(path))
     return found
@@ -91,38 +91,27 @@ def dependencies_of(evaluation: Evaluation) -> dict[str, str]:
 def files_of(evaluation: Evaluation) -> list[str]:
     """The files and folders on this machine that the answers depend on.
 
-    They are the question files that prepare methods, and local environments, agents and starts. A method that
-    begins with a start does not depend on the trained agent.
+    They are the question files that prepare methods, and the environments and agents in this process.
     """
     config = evaluation.config
     names = [name for name in (*config.train_data, *config.val_data) if not is_mini_data(name)]
     environments = config.optimizer_env.split(",")
     for system, agent in evaluation.systems.items():
         environments += system.environment.split(",")
-        if METHODS[system.method].agent == "start":
-            if agent.start not in (MINI_AGENT, SMOLLM2):
-                names.append(agent.start)
-        elif METHODS[system.method].agent:
+        if METHODS[system.method].agent:
             names.append(str(agent.built().path))
     names += [name.removeprefix("hf:") for name in environments if name.startswith("hf:")]
-    paths = [_agent_folder(name) for name in names if Path(name).exists()]
-    # An agent may occur several times, by its folder and by its run. Its weights are read only once.
-    return list(dict.fromkeys(paths))
+    # Several systems may have one agent. Its weights are read only once.
+    return [name for name in dict.fromkeys(names) if Path(name).exists()]
 
 
-def game_of_start(agent: NamedAgent) -> str:
-    """What an agent's start plays: the rules, the instruction and the reward, and which mini agent it is."""
+def game_of(agent: NamedAgent) -> str:
+    """What an agent plays: the rules, the instruction and the reward, and which mini agent it is."""
     config = agent.config
     game: list[object] = [config.game, config.instruction_text, config.base_rule, config.reward]
     if agent.start == MINI_AGENT:  # Each seed has its own mini agent.
         game.append(config.seed)
     return repr(game)
-
-
-def _agent_folder(name: str) -> str:
-    """The folder of the agent that a run has saved, if `name` is a run; otherwise `name`."""
-    folder = Path(name) / "agent"
-    return str(folder) if folder.is_dir() else name
 
 
 def _digest(path: Path) -> str:

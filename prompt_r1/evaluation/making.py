@@ -17,7 +17,6 @@ from prompt_r1.evaluation.methods import METHODS
 from prompt_r1.evaluation.predictions import Prediction, System, prediction_of
 from prompt_r1.evaluation.searches import ALL, SEED_PROMPT, Algorithm, Data, PromptSearch, names_of_searches
 from prompt_r1.pair.agent import Agent, Sampling, load_agent, play_question, with_threads_of_this_machine
-from prompt_r1.pair.named_agent import make_agent
 from prompt_r1.reward import Rule, score_games
 from prompt_r1.spending import Spending
 from prompt_r1.types import Question
@@ -46,13 +45,10 @@ async def make_method(
     if method.algorithm is not None:
         assert optimizer is not None, f"{system.method} needs a model that writes prompts"
         return await search_prompts(evaluation, system, method.algorithm, data, environment, optimizer)
-    agent = evaluation.systems[system]
     if method.fine_tunes:
         player = await fine_tuned_agent(evaluation, system, data.train, environment)
-    elif method.agent == "start":
-        player = replace(agent, path=make_agent(agent.start, agent.config.seed))
     else:
-        player = agent.built()
+        player = evaluation.systems[system].built()
     config = evaluation.config
     return answer_by_games(
         load_agent(player.path, with_threads_of_this_machine(player.config), evaluation.device),

@@ -14,7 +14,7 @@ from prompt_r1.environments.budget import Price, parse_prices
 from prompt_r1.environments.specs import check_environment
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.evaluation import Evaluation, trusted_environments
-from prompt_r1.evaluation.folder_settings import check_same_settings, game_of_start
+from prompt_r1.evaluation.folder_settings import check_same_settings, game_of
 from prompt_r1.evaluation.methods import DEFAULT_METHODS, EXTRA_METHODS, METHODS, TRANSFER_METHODS
 from prompt_r1.evaluation.predictions import FILE, System
 from prompt_r1.evaluation.settings import EvaluateConfig
@@ -139,10 +139,11 @@ def environments_of(
 def choose_systems(
     config: EvaluateConfig, environments: Iterable[str], agents: Mapping[str, NamedAgent]
 ) -> dict[System, NamedAgent]:
-    """The systems to evaluate, in the order of METHODS, each with the agent that the user gave for it.
+    """The systems to evaluate, in the order of METHODS, each with its agent (see `Evaluation.systems`).
 
     With --tables, the methods of Table 5 have all environments and agents, and other methods the first ones.
-    Raises UsageError for a method that --method names, but that an environment or an agent cannot serve.
+    Raises UsageError for a method that --method names, but that an environment or an agent cannot serve, and
+    for two agents that started from one model, but play other games.
     """
     systems: dict[System, NamedAgent] = {}
     for method_name in methods_of(config):
@@ -158,28 +159,34 @@ def choose_systems(
         if config.tables and method_name not in TRANSFER_METHODS:
             specs, names = specs[:1], names[:1]
         for spec in specs:
-            problem = _problem_with(method_name, spec, config)
-            if problem and config.method:
-                raise UsageError(problem)
-            if problem:  # --tables and the default leave out what an environment cannot serve.
-                continue
             for name in names:
                 agent = agents.get(name, NO_AGENT)
+                problem = _problem_with(method_name, spec, name, agent, config)
+                if problem and config.method:
+                    raise UsageError(problem)
+                if problem:  # --tables and the default leave out what cannot be served.
+                    continue
                 system = System(method_name, spec, name)
                 if method.agent == "start":
-                    # The system bears the name of the start. If several agents started from one model, it is
-                    # evaluated once, for the first of them.
+                    agent = agent.start_agent()
                     system = System(method_name, spec, agent.start)
-                    _check_start(system, name, agent, systems.get(system, agent))
-                systems.setdefault(system, agent)
+                # Several agents may have started from one model, which is then evaluated once.
+                first = systems.setdefault(system, agent)
+                if game_of(first) != game_of(agent):
+                    raise UsageError(
+                        f"{name} begins with the agent {agent.start}, and so does another --agent, but their "
+                        "games differ: evaluate them one by one, each with its own --out"
+                    )
     return systems
 
 
-def _problem_with(method_name: str, environment: str, config: EvaluateConfig) -> str:
-    """Why a method cannot answer with an environment; "" if it can.
+def _problem_with(
+    method_name: str, environment: str, agent_name: str, agent: NamedAgent, config: EvaluateConfig
+) -> str:
+    """Why a method cannot answer with an environment and an agent; "" if it can.
 
     With `none` there is no environment that answers alone. Searches need a model that writes prompts, which
-    the mini world cannot do.
+    the mini world cannot do. `agent_name` is what the user calls the agent.
     """
     method = METHODS[method_name]
     if environment == "none" and not method.agent:
@@ -192,33 +199,15 @@ def _problem_with(method_name: str, environment: str, config: EvaluateConfig) ->
             f"--method {method_name}: the mini world writes no prompts: name what does, such as "
             "--optimizer-env py:studies.advice:MiniOptimizer"
         )
-    return ""
-
-
-def _check_start(system: System, name: str, agent: NamedAgent, first: NamedAgent) -> None:
-    """Raise UsageError if a method cannot begin with the start of an agent, or not for two agents at once.
-
-    `name` is what the user calls the agent, and `first` is the first agent with this start.
-    """
-    method_name = system.method
     if method_name == "bc" and agent.start != MINI_AGENT:
-        raise UsageError("bc imitates the demonstrations of the mini agent: leave it out with other agents")
+        return "bc imitates the demonstrations of the mini agent: leave it out with other agents"
     if method_name in ("bc", "rft"):
-        if system.environment == "none":
-            problem = "there is none"
-        elif agent.config.game.max_turns == 1:
-            problem = f"{name} answers in its only turn"
-        else:
-            problem = ""
-        if problem:
-            raise UsageError(
-                f"{method_name} imitates games that ask an environment, and {problem}: leave it out"
-            )
-    if game_of_start(first) != game_of_start(agent):
-        raise UsageError(
-            f"{name} begins with the agent {agent.start}, and so does another --agent, but their games "
-            "differ: evaluate them one by one, each with its own --out"
-        )
+        imitates = f"{method_name} imitates games that ask an environment"
+        if environment == "none":
+            return f"{imitates}, and there is none: leave it out"
+        if agent.config.game.max_turns == 1:
+            return f"{imitates}, and {agent_name} answers in its only turn: leave it out"
+    return ""
 
 
 def common_seed(config: EvaluateConfig, agents: Mapping[str, NamedAgent]) -> int:

@@ -36,11 +36,15 @@ class NamedAgent:
     start: str  # the name of the model from which the training started; the agent's own if it was not trained
     is_newest: bool = False  # the user named no agent, and this is the newest mini run
 
+    def start_agent(self) -> "NamedAgent":
+        """The model from which the training started. It plays by the settings of the training."""
+        return replace(self, path=self.start)
+
     def built(self) -> "NamedAgent":
         """The agent with its folder or hub id: `mini` is built and a GGUF file converted, if necessary."""
-        # `mini` is the agent of seed 0, which comes with the package. --seed is the seed of its world alone.
-        # (train.py makes the agent of its own --seed.)
-        return replace(self, path=make_agent(str(self.path), seed=0))
+        # A training starts from the `mini` of its own seed. The `mini` that a user names has the seed of its
+        # preset, 0. The --seed of infer.py and evaluate.py is the seed of the world alone.
+        return replace(self, path=make_agent(str(self.path), self.config.seed))
 
     def describe(self, *, environment: str, seed: int) -> str:
         """One line: which agent of which step plays, and with which environment and seed."""

@@ -119,7 +119,7 @@ def test_untrained_is_the_agent_that_the_training_started_from_whatever_the_eval
 ):
     """The mini agent of another seed is another agent. The evaluation's seed is 0 here."""
     starts = {("mini", 3): asking_agent}
-    monkeypatch.setattr("prompt_r1.evaluation.making.make_agent", lambda name, seed: starts[name, seed])
+    monkeypatch.setattr("prompt_r1.pair.named_agent.make_agent", lambda name, seed: starts[name, seed])
     trained = NamedAgent("trained", replace(CONFIG, seed=3), start="mini")
     assert answer("untrained", priced(PricedSource(lambda _: "abc")), agent=trained).turns > 0
 

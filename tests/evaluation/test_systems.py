@@ -33,6 +33,7 @@ from prompt_r1.evaluation.preflight import (
     read_evaluation,
 )
 from prompt_r1.evaluation.settings import EvaluateConfig
+from prompt_r1.miniworld.agent import mini_agent
 from prompt_r1.pair.named_agent import GAME_FILE, NamedAgent
 from prompt_r1.settings.agent import ENVIRONMENT_SYSTEM
 from prompt_r1.settings.train import TrainConfig
@@ -42,12 +43,18 @@ from tests.support.programs import run_here
 from tests.support.providers import error_of
 
 
+def save_model(folder: Path) -> None:
+    """Save a model of which each file has a few bytes."""
+    folder.mkdir(exist_ok=True)
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        (folder / name).write_bytes(folder.name.encode())
+
+
 @pytest.fixture
 def agents(tmp_path) -> dict[str, NamedAgent]:
     """Two trained agents and their common start; the weights are a few bytes."""
     for name in ("a", "b", "start"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "model.safetensors").write_bytes(name.encode())
+        save_model(tmp_path / name)
     config = TrainConfig(env="large")
     return {f"runs/{name}": NamedAgent(tmp_path / name, config, str(tmp_path / "start")) for name in "ab"}
 
@@ -205,8 +212,8 @@ def test_agents_with_other_starts_are_fine_tuned_into_folders_of_their_own(agent
     """The second agent played with the fine-tuned weights of the first, under its own name."""
 
     def folder(agent: NamedAgent) -> Path:
-        system = System(name)
-        evaluation = evaluation_of_system(EvaluateConfig(out=str(tmp_path)), system, agent)
+        system = System(name, agent=agent.start)
+        evaluation = evaluation_of_system(EvaluateConfig(out=str(tmp_path)), system, agent.start_agent())
         return evaluation.folder_of(system)
 
     first, same = agents.values()
@@ -420,11 +427,11 @@ def digested(monkeypatch) -> list[str]:
 
 def test_an_agent_of_several_systems_is_read_once_for_its_digest(tmp_path, digested):
     """A bug would only cost time: the weights of an agent take gigabytes."""
-    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    save_model(tmp_path)
     agents = {"a": NamedAgent("trained", TrainConfig(), start=str(tmp_path))}
     config = EvaluateConfig(env=(f"hf:{tmp_path}",), method=("sft", "untrained", "rft"))
     assert digested_by(config, agents) == {f"digest of {tmp_path}"}
-    assert digested == ["model.safetensors"]
+    assert digested.count("model.safetensors") == 1
 
 
 def test_an_agent_that_is_named_by_its_run_is_read_once_for_its_digest(tmp_path, digested):
@@ -436,9 +443,10 @@ def test_an_agent_that_is_named_by_its_run_is_read_once_for_its_digest(tmp_path,
     assert digested.count("model.safetensors") == 1
 
 
-def test_the_agent_mini_has_a_digest():
+@pytest.mark.parametrize("name", ["prompt-r1", "untrained"])
+def test_the_agent_mini_has_a_digest(name):
     """A bug: its name is no folder, so a folder was resumed after the mini agent had been rebuilt."""
-    config = EvaluateConfig(agent=("mini",), method=("prompt-r1",))
+    config = EvaluateConfig(agent=("mini",), method=(name,))
     [digest] = digested_by(config, find_agents(config))
     assert "mini" in digest and digest.startswith("digest of /")
 
@@ -448,12 +456,10 @@ def test_a_folder_beside_the_run_is_not_taken_for_what_has_its_name(tmp_path, mo
     monkeypatch.chdir(tmp_path)
     for name in ("mini", "smollm2", "large"):
         Path(name).mkdir()
-    agents = {start: NamedAgent(start, TrainConfig(), start) for start in ("mini", "smollm2")}
+    agents = {"mini": NamedAgent("mini", TrainConfig(), "mini")}
     data = {"train_data": ("mini",), "val_data": ("mini",)}
-    config = EvaluateConfig(
-        agent=("mini", "smollm2"), env=("mini", "smollm2,large"), method=("untrained",), **data
-    )
-    assert digested_by(config, agents) == set()
+    config = EvaluateConfig(agent=("mini",), env=("mini", "smollm2,large"), method=("untrained",), **data)
+    assert digested_by(config, agents) == {f"digest of {mini_agent(0, tmp_path)}"}
 
 
 def test_a_users_function_is_asked_for_questions_after_all_other_checks(tmp_path, monkeypatch):

@@ -68,7 +68,10 @@ def method(
 
     Without an `optimizer`, the environment writes the prompts.
     """
+    needed = METHODS[name]
     played_by = agent if isinstance(agent, NamedAgent) else NamedAgent(agent, CONFIG, start=str(agent))
+    if needed.agent == "start":
+        played_by = played_by.start_agent()
     config = EvaluateConfig(
         out=str(folder),
         optimize_calls=calls,
@@ -78,7 +81,7 @@ def method(
         env=(spec,),
         device="cpu",
     )
-    system = System(name, spec)
+    system = System(name, spec, str(played_by.path) if needed.agent else "")
     evaluation = Evaluation(
         config,
         seed,
@@ -88,7 +91,6 @@ def method(
         environments={spec: config},
         prices={},
     )
-    needed = METHODS[name]
     making = make_method(
         evaluation,
         system,
