@@ -10,6 +10,7 @@ Each fine-tuning begins with the start of the user's agent: the agent before its
 and later evaluations use the agent in the folder.
 """
 
+import itertools
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,11 +24,11 @@ from prompt_r1.evaluation.evaluation import Evaluation
 from prompt_r1.evaluation.predictions import System
 from prompt_r1.miniworld.demonstrations import demonstrations
 from prompt_r1.pair.agent import Agent, Sampling, load_agent, play_question, with_threads_of_this_machine
-from prompt_r1.pair.named_agent import NamedAgent, make_agent, teaching_command, trained_config
+from prompt_r1.pair.named_agent import NamedAgent, teaching_command, trained_config
 from prompt_r1.protocol import Codec
 from prompt_r1.reward import Rule, score_games, well_formed
 from prompt_r1.rollout import play_groups, trajectory_of
-from prompt_r1.settings.agent import MINI_AGENT, AgentConfig
+from prompt_r1.settings.agent import MINI_AGENT
 from prompt_r1.training.settings import FineTuningConfig
 from prompt_r1.training.supervised import fine_tune_agent
 from prompt_r1.types import Completion, Question, Trajectory
@@ -82,12 +83,12 @@ async def fine_tuned_agent(
             )
         case "rft":
             calls = evaluation.config.optimize_calls or CALLS
-            await fine_tune_on_own_games(config, environment, train, settings, folder, calls=calls)
+            await fine_tune_on_own_games(agent, environment, train, settings, folder, calls=calls)
     return fine_tuned
 
 
 async def fine_tune_on_own_games(
-    config: AgentConfig,
+    agent: NamedAgent,
     environment: Environment,
     train: Sequence[Question],
     settings: FineTuningConfig,
@@ -95,37 +96,47 @@ async def fine_tune_on_own_games(
     *,
     calls: int,
 ) -> None:
-    """Fine-tune an agent, which plays by `config`, on its own games that ended right.
+    """Fine-tune an agent on its own games that ended right.
 
-    `calls`: how many calls of the environment the games of all rounds make. A round may exceed its share by
-    the games of one question. Raises UsageError if none of the first games ended right.
+    `calls`: how many calls of the environment the games of all rounds make. Raises UsageError if none of the
+    first games ended right.
     """
-    start, seed, device = settings.agent, settings.seed, torch.device(settings.device)
+    config = agent.config
+    seed = settings.seed
     rng = random.Random(f"rft {seed}")
-    calls_of_round = calls / ROUNDS
-    most_calls_of_question = GROUP_SIZE * max(1, config.game.max_turns - 1)
     right: list[Trajectory] = []  # the games of all rounds that ended right
-    draws = 0
-    path = make_agent(start, config.seed)
-    for number in range(1, ROUNDS + 1):
-        player = load_agent(path, with_threads_of_this_machine(config), device)
-        calls_made = games_played = 0  # Both count this round alone.
+    draws = itertools.count(1)
+
+    async def play_round(player: Agent, number: int) -> int:
+        """Play until the calls of the round are used up, and add to `right`. Returns the number of games.
+
+        The last question may exceed the calls by those of its games. The round also ends if none of its first
+        games ended right.
+        """
+        calls_of_round = calls / ROUNDS
+        most_calls_of_question = GROUP_SIZE * max(1, config.game.max_turns - 1)
+        calls_made = games_played = 0
         while calls_made < calls_of_round and (right or games_played < GAMES_WITHOUT_RIGHT):
-            draws += 1
             # So many questions fit into the round even if every game makes as many calls as it may.
             fitting = max(1, int((calls_of_round - calls_made) // most_calls_of_question))
             questions = rng.sample(train, min(fitting, QUESTIONS_AT_ONCE, len(train)))
             seed_of_draw = f"rft {seed}/{number}/{calls_made}"
             # The draw is the epoch. A question that is drawn again gets new sampled replies.
-            games = await play_games(player, environment, questions, seed=seed_of_draw, epoch=draws)
+            games = await play_games(player, environment, questions, seed=seed_of_draw, epoch=next(draws))
             # A game without a call counts as one, so that the round of an agent that never asks ends, too.
             calls_made += sum(max(1, game.spent.calls) for game in games)
             games_played += len(games)
             right.extend(game for game in games if ended_right(game, config.base_rule))
+        return games_played
+
+    path = agent.built().path
+    for number in range(1, ROUNDS + 1):
+        player = load_agent(path, with_threads_of_this_machine(config), torch.device(settings.device))
+        games_played = await play_round(player, number)
         if not right:
             raise UsageError(
-                f"no game of {start} ended right in {games_played}: there is nothing to imitate. If it lacks "
-                f"the format, `{teaching_command(start)}` teaches it"
+                f"no game of {agent.start} ended right in {games_played}: there is nothing to imitate. If it "
+                f"lacks the format, `{teaching_command(agent.start)}` teaches it"
             )
         del player  # Its KV cache is freed before the fine-tuning loads a model.
         out = folder if number == ROUNDS else folder.with_name(f"{folder.name}-round-{number}")

@@ -136,7 +136,7 @@ def test_fine_tuning_begins_with_the_agent_that_the_training_started_from(name, 
     def stop(name: str, seed: int) -> None:
         raise UsageError(f"{name} {seed}")
 
-    for module in ("training.supervised", "evaluation.imitation"):
+    for module in ("training.supervised", "pair.named_agent"):
         monkeypatch.setattr(f"prompt_r1.{module}.make_agent", stop)
     trained = NamedAgent("trained", replace(CONFIG, seed=3), start="mini")
     with pytest.raises(UsageError, match=r"^mini 3$"):

@@ -22,6 +22,7 @@ from prompt_r1.miniworld.environment import MiniEnvironment
 from prompt_r1.miniworld.questions import make_questions
 from prompt_r1.miniworld.world import make_world
 from prompt_r1.model.packing import pack
+from prompt_r1.pair import named_agent
 from prompt_r1.pair.agent import load_agent, load_codec, play_question
 from prompt_r1.pair.named_agent import NamedAgent, make_agent
 from prompt_r1.protocol import Codec
@@ -144,7 +145,7 @@ def play_a_round(
 
     for module in ("imitation", "making"):
         monkeypatch.setattr(f"prompt_r1.evaluation.{module}.load_agent", lambda *_: agent)
-    monkeypatch.setattr(imitation, "make_agent", lambda *_: "start")
+    monkeypatch.setattr(named_agent, "make_agent", lambda *_: "start")
     monkeypatch.setattr(imitation, "fine_tune_agent", note)
     monkeypatch.setattr(imitation, "ROUNDS", 1)
     method("rft", environment, agent="start", train=train, calls=calls)
