@@ -125,7 +125,9 @@ class Evaluation:
     def fields_of(self, system: System) -> RequestFields:
         """The fields of each request to a system's environment."""
         given = parse_fields(self.environments[system.environment].env_args)
-        return {**given, **METHODS[system.method].fields}
+        method = METHODS[system.method]
+        prescribed = method.fields if method.algorithm is None else method.algorithm.fields
+        return {**given, **prescribed}
 
     def open_environment(self, system: System, account: Account) -> Environment:
         """Open the environment that a system asks. It is mute for a method that needs none."""

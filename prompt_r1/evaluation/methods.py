@@ -52,17 +52,16 @@ class Method:
     needs_environment: bool = True
     needs_training: bool = False  # whether training questions prepare the method
     needs_validation: bool = False  # whether validation questions select what was prepared
-    fields: RequestFields = field(default_factory=dict)  # fields of each request; they win over --env-args
+    # Fields of each request to the environment, which win over --env-args. An `algorithm` has its own.
+    fields: RequestFields = field(default_factory=dict)
 
 
 METHODS: dict[str, Method] = {
     "direct": Method(ask_alone=direct),
     "cot": Method(ask_alone=think_then_answer, fields={"temperature": 0.0}),
-    "opro": Method(algorithm=OPRO, fields=OPRO.fields, needs_training=True),
-    "textgrad": Method(
-        algorithm=TEXTGRAD, fields=TEXTGRAD.fields, needs_training=True, needs_validation=True
-    ),
-    "gepa": Method(algorithm=GEPA, fields=GEPA.fields, needs_training=True, needs_validation=True),
+    "opro": Method(algorithm=OPRO, needs_training=True),
+    "textgrad": Method(algorithm=TEXTGRAD, needs_training=True, needs_validation=True),
+    "gepa": Method(algorithm=GEPA, needs_training=True, needs_validation=True),
     "sft": Method(agent="start", fine_tunes=True, thinks=False, needs_environment=False, needs_training=True),
     "grpo-only": Method(agent="grpo", needs_environment=False),
     "untrained": Method(agent="start"),
