@@ -13,7 +13,7 @@ from prompt_r1.environments.environment import Environment
 from prompt_r1.evaluation.ask_once import direct
 from prompt_r1.evaluation.evaluation import Evaluation, file_name
 from prompt_r1.evaluation.imitation import fine_tuned_agent
-from prompt_r1.evaluation.methods import METHODS
+from prompt_r1.evaluation.methods import METHODS, Method
 from prompt_r1.evaluation.predictions import Prediction, System, prediction_of
 from prompt_r1.evaluation.searches import ALL, SEED_PROMPT, Algorithm, Data, PromptSearch, names_of_searches
 from prompt_r1.pair.agent import Agent, Sampling, load_agent, play_question, with_threads_of_this_machine
@@ -55,32 +55,30 @@ async def make_method(
         environment,
         player.config.base_rule,
         Sampling(f"evaluation/{evaluation.seed}", config.temperature, config.top_p),
-        is_mute=not method.needs_environment,
-        thinks=method.thinks,
+        method,
     )
 
 
 def answer_by_games(
-    agent: Agent,
-    environment: Environment,
-    rule: Rule,
-    sampling: Sampling,
-    *,
-    is_mute: bool = False,
-    thinks: bool = True,
+    agent: Agent, environment: Environment, rule: Rule, sampling: Sampling, method: Method
 ) -> ReadyMethod:
-    """The method that answers each question by a game of this agent.
+    """The method, ready to answer each question by a game of this agent.
 
-    Each game has its own seed, which begins with the seed of `sampling`. `is_mute`: whether the environment
-    is mute. Its calls do not count. `thinks`: see `prediction_of`.
+    Each game has its own seed, which begins with the seed of `sampling`.
     """
 
     async def answer(question: Question, sample: int) -> Prediction:
         game_sampling = replace(sampling, seed=f"{sampling.seed}/{question.id}/{sample}")
         game = await play_question(agent, environment, question, game_sampling, sample=sample)
         [reward] = score_games([game], rule=rule)
-        prediction = prediction_of(game, reward, thinks=thinks)
-        return replace(prediction, spent=Spending()) if is_mute else prediction
+        prediction = prediction_of(game, reward)
+        if not method.needs_environment:  # The environment is mute, and its calls do not count.
+            prediction = replace(prediction, spent=Spending())
+        if (
+            not method.thinks and not prediction.error
+        ):  # Without think blocks, an answer is all of the format.
+            prediction = replace(prediction, format=float(game.answer is not None))
+        return prediction
 
     return answer
 

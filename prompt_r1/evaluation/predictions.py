@@ -72,12 +72,8 @@ class Prediction:
     metrics: dict[str, float] = field(default_factory=dict)  # metric → 0 to 1; empty after an error
 
 
-def prediction_of(game: Trajectory, reward: Reward | None, *, thinks: bool = True) -> Prediction:
-    """The answer of a game. `reward` is None if the environment broke the game.
-
-    `thinks`: whether the agent should write think blocks. If not, every game with an answer has the right
-    format.
-    """
+def prediction_of(game: Trajectory, reward: Reward | None) -> Prediction:
+    """The answer of a game. `reward` is None if the environment broke the game."""
     prediction = Prediction(
         game.question,
         game.answer,
@@ -88,8 +84,7 @@ def prediction_of(game: Trajectory, reward: Reward | None, *, thinks: bool = Tru
     )
     if reward is None:
         return replace(prediction, error=game.error or "the environment failed")
-    formatted = well_formed(game) if thinks else game.answer is not None
-    return replace(prediction, format=float(formatted), reward=reward.total)
+    return replace(prediction, format=float(well_formed(game)), reward=reward.total)
 
 
 def _dialogue(game: Trajectory) -> str:

@@ -10,6 +10,7 @@ from prompt_r1.environments.own import OwnSource
 from prompt_r1.errors import EnvError, UsageError
 from prompt_r1.evaluation.evaluation import mute_environment
 from prompt_r1.evaluation.making import answer_by_games
+from prompt_r1.evaluation.methods import METHODS
 from prompt_r1.f1 import exact_match
 from prompt_r1.miniworld.environment import MiniEnvironment
 from prompt_r1.miniworld.world import make_world
@@ -102,7 +103,7 @@ class OneTurnAgent(ScriptedAgent):
 def test_a_game_is_rewarded_by_the_rule_of_the_method(rule, reward):
     """A perfect turn without an interaction opens the gate of an agent alone, but not of "release"."""
     agent = OneTurnAgent([think("so", answer="Anna")])
-    played = answer_by_games(agent, mute_environment(), rule, Sampling("evaluation/0"), is_mute=True)
+    played = answer_by_games(agent, mute_environment(), rule, Sampling("evaluation/0"), METHODS["grpo-only"])
     prediction = asyncio.run(played(ANNA, 0))
     assert prediction.reward == pytest.approx(reward) and prediction.format == 1.0
 
