@@ -51,11 +51,9 @@ def estimate(evaluation: Evaluation) -> str:
     names = short_names(evaluation.systems)
     parts: dict[str, Estimate] = {}
     for system in evaluation.systems:
-        if system.environment:
+        if system.environment:  # The others make no calls.
             cases = cases_of_system(evaluation, system)
             parts[names[system]] = {case.name: cost_of(evaluation, system, data, case) for case in cases}
-        else:
-            parts[names[system]] = dict.fromkeys(SEARCH_TEXTS, Spending())
     limits = [limit_in(parse_fields(settings.env_args)) for settings in evaluation.environments.values()]
     return shown_estimate(parts, priced=any(evaluation.config.env_price), limited=None not in limits)
 

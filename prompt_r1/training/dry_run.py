@@ -155,10 +155,10 @@ def shown_estimate(parts: Mapping[str, Estimate], *, priced: bool, limited: bool
 
     `priced`: whether the user has given a price. `limited`: whether the length of a reply is limited.
     """
-    total: dict[str, Spending] = {}
+    total = {"low": Spending(), "likely": Spending(), "high": Spending()}
     for cases in parts.values():
         for name, spent in cases.items():
-            total[name] = total.get(name, Spending()) + spent
+            total[name] += spent
     has_calls = {part: cases for part, cases in parts.items() if cases["high"].calls}
     rows = []
     for part, cases in {**has_calls, "together": total}.items():
