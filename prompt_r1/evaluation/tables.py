@@ -133,7 +133,7 @@ def paper_tables(results: Results, trained_with: Mapping[str, str]) -> list[str]
     for environment in environments or [""]:
         # A system without an environment is in the tables of every environment.
         systems = [system for system in results.systems if system.environment in (environment, "")]
-        table = PaperTable(results, dict.fromkeys(systems, environment), trained_with)
+        table = PaperTable(results, systems, environment, trained_with)
         where = f", environment {environment}" if environment else ""
         if trained:
             tables.append(table.markdown(f"Table 2: results{where}", trained))
@@ -144,8 +144,7 @@ def paper_tables(results: Results, trained_with: Mapping[str, str]) -> list[str]
     direct = [system for system in results.systems if system.method == "direct"]
     full = [system for system in results.systems if system.method == "prompt-r1"]
     if len(full) > 1:
-        own_environments = {system: system.environment for system in (*direct, *full)}
-        table = PaperTable(results, own_environments, trained_with)
+        table = PaperTable(results, [*direct, *full], "", trained_with)
         homes = ", ".join(f"{agent} was trained with {home}" for agent, home in trained_with.items())
         title = f"Table 5: transfer between environments ({homes})"
         tables.append(table.markdown(title, list(results.kinds)))
@@ -157,10 +156,11 @@ class PaperTable:
     """A table in the paper's form, with the paper's numbers below ours."""
 
     results: Results
-    # The columns: each system, and the environment for which the paper's numbers are looked up. It is the
-    # system's own environment. A system without one, such as `sft`, has the environment of the table.
-    systems: Mapping[System, str]
-    trained_with: Mapping[str, str]  # agent → environment
+    systems: Sequence[System]  # the columns
+    # The paper's numbers for this environment stand below systems without one of their own. In Table 5 all
+    # systems have their own.
+    environment: str
+    trained_with: Mapping[str, str]  # agent → the environment of its training
 
     def markdown(self, title: str, datasets: Sequence[str]) -> str:
         """Rows for each dataset and metric, then for the averages over the datasets."""
@@ -200,7 +200,8 @@ class PaperTable:
         if len(datasets) > 1 and not is_whole_table:
             return []
         numbers = []
-        for system, environment in self.systems.items():
+        for system in self.systems:
+            environment = system.environment or self.environment
             # For a method without a training in an environment, the paper's column has the environment twice:
             # "direct; GPT-4o-mini; GPT-4o-mini".
             trained_with = self.trained_with.get(system.agent, environment)
