@@ -189,7 +189,8 @@ def text_metrics(prediction: Prediction, *, official: bool) -> dict[str, float]:
 
 def add_similarity(predictions: Sequence[Prediction], encoder: SentenceEncoder, *, official: bool) -> None:
     """Add SSim to the metrics of the free texts. All texts are embedded together."""
-    texts = [one for one in predictions if one.question.kind == "text" and not one.error]
+    answered = [prediction for prediction in predictions if not prediction.error]
+    texts = [prediction for prediction in answered if prediction.question.kind == "text"]
     answers = [text.answer or "" for text in texts]
     golds = [text.question.answers for text in texts]
     similarities = encoder.similarity(answers, golds, official=official)
