@@ -141,72 +141,78 @@ def choose_systems(
 ) -> dict[System, NamedAgent]:
     """The systems to evaluate, in the order of METHODS, each with its agent (see `Evaluation.systems`).
 
-    With --tables, the methods of Table 5 have all environments and agents, and other methods the first ones.
     Raises UsageError for a method that --method names, but that an environment or an agent cannot serve, and
     for two agents that started from one model, but play other games.
     """
     systems: dict[System, NamedAgent] = {}
-    for method_name in methods_of(config):
-        method = METHODS[method_name]
-        specs = list(environments) if method.needs_environment else [""]
-        match method.agent:
-            case "":
-                names = [""]
-            case "grpo":
-                names = [config.grpo_agent]
-            case _:
-                names = list(config.agent)
-        if config.tables and method_name not in TRANSFER_METHODS:
-            specs, names = specs[:1], names[:1]
-        for spec in specs:
-            for name in names:
-                agent = agents.get(name, NO_AGENT)
-                problem = _problem_with(method_name, spec, name, agent, config)
-                if problem and config.method:
-                    raise UsageError(problem)
-                if problem:  # --tables and the default leave out what cannot be served.
-                    continue
-                system = System(method_name, spec, name)
-                if method.agent == "start":
-                    agent = agent.start_agent()
-                    system = System(method_name, spec, agent.start)
-                # Several agents may have started from one model, which is then evaluated once.
-                first = systems.setdefault(system, agent)
-                if game_of(first) != game_of(agent):
-                    raise UsageError(
-                        f"{name} begins with the agent {agent.start}, and so does another --agent, but their "
-                        "games differ: evaluate them one by one, each with its own --out"
-                    )
+    for system in _named_systems(config, environments):
+        agent = agents.get(system.agent, NO_AGENT)
+        problem = _problem_with(system, agent, config)
+        if problem and config.method:
+            raise UsageError(problem)
+        if problem:  # --tables and the default leave out what cannot be served.
+            continue
+        played = system
+        if METHODS[system.method].agent == "start":
+            agent = agent.start_agent()
+            played = replace(system, agent=agent.start)
+        # Several agents may have started from one model, which is then evaluated once.
+        first = systems.setdefault(played, agent)
+        if game_of(first) != game_of(agent):
+            raise UsageError(
+                f"{system.agent} begins with the agent {agent.start}, and so does another --agent, but their "
+                "games differ: evaluate them one by one, each with its own --out"
+            )
     return systems
 
 
-def _problem_with(
-    method_name: str, environment: str, agent_name: str, agent: NamedAgent, config: EvaluateConfig
-) -> str:
+def _named_systems(config: EvaluateConfig, environments: Iterable[str]) -> list[System]:
+    """Each method with each of its environments, and with each agent that the user named for it.
+
+    With --tables, only the methods of Table 5 have all environments and agents. Others have the first ones.
+    """
+    systems = []
+    for name in methods_of(config):
+        method = METHODS[name]
+        specs = list(environments) if method.needs_environment else [""]
+        match method.agent:
+            case "":
+                agents = [""]
+            case "grpo":
+                agents = [config.grpo_agent]
+            case "trained" | "start":
+                agents = list(config.agent)
+        if config.tables and name not in TRANSFER_METHODS:
+            specs, agents = specs[:1], agents[:1]
+        systems += [System(name, spec, agent) for spec in specs for agent in agents]
+    return systems
+
+
+def _problem_with(system: System, agent: NamedAgent, config: EvaluateConfig) -> str:
     """Why a method cannot answer with an environment and an agent; "" if it can.
 
     With `none` there is no environment that answers alone. Searches need a model that writes prompts, which
-    the mini world cannot do. `agent_name` is what the user calls the agent.
+    the mini world cannot do.
     """
-    method = METHODS[method_name]
-    if environment == "none" and not method.agent:
+    name, method = system.method, METHODS[system.method]
+    if system.environment == "none" and not method.agent:
         return (
-            f"--method {method_name} asks the environment without an agent, and there is no environment "
-            "(none): name one by --env"
+            f"--method {name} asks the environment without an agent, and there is no environment (none): "
+            "name one by --env"
         )
-    if method.algorithm and is_mini(environment) and not config.optimizer_env:
+    if method.algorithm and is_mini(system.environment) and not config.optimizer_env:
         return (
-            f"--method {method_name}: the mini world writes no prompts: name what does, such as "
+            f"--method {name}: the mini world writes no prompts: name what does, such as "
             "--optimizer-env py:studies.advice:MiniOptimizer"
         )
-    if method_name == "bc" and agent.start != MINI_AGENT:
+    if name == "bc" and agent.start != MINI_AGENT:
         return "bc imitates the demonstrations of the mini agent: leave it out with other agents"
-    if method_name in ("bc", "rft"):
-        imitates = f"{method_name} imitates games that ask an environment"
-        if environment == "none":
+    if name in ("bc", "rft"):
+        imitates = f"{name} imitates games that ask an environment"
+        if system.environment == "none":
             return f"{imitates}, and there is none: leave it out"
         if agent.config.game.max_turns == 1:
-            return f"{imitates}, and {agent_name} answers in its only turn: leave it out"
+            return f"{imitates}, and {system.agent} answers in its only turn: leave it out"
     return ""
 
 
