@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prompt_r1.data.files import question_key
-from prompt_r1.data.questions import find_questions, hold_out_a_tenth, sample_questions
+from prompt_r1.data.questions import find_questions, sample_questions
 from prompt_r1.environments.budget import Price
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.own import MuteEnvironment, OwnSource
@@ -25,7 +25,7 @@ from prompt_r1.evaluation.predictions import System
 from prompt_r1.evaluation.searches import Data, RequestFields
 from prompt_r1.evaluation.settings import EvaluateConfig
 from prompt_r1.pair.named_agent import NamedAgent, trained_config
-from prompt_r1.settings.agent import HELD_OUT, all_mini_data, is_mini_data
+from prompt_r1.settings.agent import all_mini_data, is_mini_data
 from prompt_r1.types import Question
 
 if TYPE_CHECKING:
@@ -96,11 +96,11 @@ class Evaluation:
         """Which agent plays, and notes on how it was trained."""
         environments = ",".join(self.environments) or "none"
         lines = [agent.describe(environment=environments, seed=self.seed)]
-        known = trained_on(agent, self.questions)
+        known = count_in_training_files(agent, self.questions)
         if known:
             lines.append(
-                f"Note: the agent was trained on {known:,} of these {len(self.questions):,} questions, as "
-                "far as its question files are here; `python -m prompt_r1.data split` holds some out"
+                f"Note: {known:,} of these {len(self.questions):,} questions are in the files of the agent's "
+                "training, as far as these are here; `python -m prompt_r1.data split` holds some out"
             )
         if agent.config.reward:
             # The name was read from the agent's folder, which may come from anyone, so it is not imported.
@@ -169,12 +169,8 @@ class Evaluation:
         )
 
 
-def trained_on(agent: NamedAgent, questions: Sequence[Question]) -> int:
-    """How many of the questions the agent was trained on, as far as its question files are here.
-
-    This is an estimate if the run held out a tenth of its data and some of its files are missing: then
-    another tenth is held out here than in the run.
-    """
+def count_in_training_files(agent: NamedAgent, questions: Sequence[Question]) -> int:
+    """How many of the questions are in the files of an agent's training, as far as these are here."""
     if trained_config(agent.path) is None:
         return 0
     # The folder of an agent may come from anyone, so no code is run that it names.
@@ -183,8 +179,6 @@ def trained_on(agent: NamedAgent, questions: Sequence[Question]) -> int:
         trained = find_questions(files, "train", agent.config.seed)
     except UsageError:  # The files have changed since the training.
         return 0
-    if tuple(agent.config.val_data) == (HELD_OUT,):
-        trained, _ = hold_out_a_tenth(trained, agent.config.val_limit)
     keys = {question_key(question.text) for question in trained}
     return sum(question_key(question.text) in keys for question in questions)
 

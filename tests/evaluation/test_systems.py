@@ -664,25 +664,23 @@ def test_a_folder_without_its_settings_is_refused(evaluate_here):
         evaluate_here()
 
 
-@pytest.mark.parametrize(("val_limit", "known"), [(256, 18), (1, 19)])
-def test_a_note_says_which_questions_the_agent_was_trained_on(
-    asking_agent, tmp_path, capsys, val_limit, known
+def test_a_note_says_how_many_questions_are_in_the_files_of_the_agents_training(
+    asking_agent, tmp_path, capsys
 ):
-    """`evaluate.py` said nothing, although the run's settings name the file. A tenth of it was held out.
-
-    Later the note counted too few questions, because it used the default of --val-limit, not the run's value.
-    """
+    """`evaluate.py` said nothing, although the run's settings name the file."""
     for file in asking_agent.iterdir():
         (tmp_path / file.name).symlink_to(file)
     rows = [f'{{"question": "abc {number}?", "answer": "Anna"}}\n' for number in range(20)]
     (tmp_path / "own.jsonl").write_text("".join(rows))
     settings = (
-        f"env: mini\ndata: [{tmp_path}/own.jsonl, 'py:os:abort']\nval_data: held-out\nmax_tokens: 900\n"
+        f"env: mini\ndata: [{tmp_path}/own.jsonl, 'py:os:abort']\nmax_tokens: 900\ninstruction: short\n"
     )
-    (tmp_path / GAME_FILE).write_text(settings + f"instruction: short\nval_limit: {val_limit}\n")
-    line = ["--agent", tmp_path, "--data", tmp_path / "own.jsonl", "--method", "direct", "--device", "cpu"]
+    (tmp_path / GAME_FILE).write_text(settings)
+    with (tmp_path / "more.jsonl").open("w") as file:
+        file.writelines([*rows, '{"question": "def?", "answer": "Anna"}\n'])
+    line = ["--agent", tmp_path, "--data", tmp_path / "more.jsonl", "--method", "direct", "--device", "cpu"]
     run_here("evaluate.py", *line, "--out", tmp_path / "out")
-    assert f"trained on {known} of these 20 questions" in capsys.readouterr().err
+    assert "20 of these 21 questions are in the files of the agent's training" in capsys.readouterr().err
 
 
 def test_an_agent_whose_question_files_have_changed_is_evaluated(asking_agent, tmp_path):
