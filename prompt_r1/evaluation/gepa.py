@@ -46,15 +46,16 @@ async def gepa(search: PromptSearch, data: Data) -> str:
     rng = random.Random(search.seed)
     batches = filled_batches(data.train, rng)
     step_calls = 2 * BATCH + 1 + len(held_out)
+    iteration = 0
     while search.may_go_on(step_calls, authors_stop=search.environment_calls >= METRIC_CALLS):
-        search.steps += 1
+        iteration += 1
         parent = draw_parent(search.scores, rng)
         batch = next(batches)
         before = await search.try_prompt(parent, batch)
         if mean_score(before) == 1:
             search.attempts_without_new_prompt += 1
             continue
-        reply = await search.ask_optimizer(ROLE, reflection(parent, before), sample=search.steps)
+        reply = await search.ask_optimizer(ROLE, reflection(parent, before), sample=iteration)
         child = read_fenced_prompt(reply.text)
         if child is None or reply.finish == "length":  # The reply has no prompt, or it is cut.
             continue

@@ -42,15 +42,16 @@ async def opro(search: PromptSearch, data: Data) -> str:
     # In an instruction for mathematical questions, a number could reveal an answer.
     digits_allowed = not all(question.kind == "math" for question in train)
     step_calls = PER_STEP + len(train)
-    while search.may_go_on(step_calls, authors_stop=search.steps == STEPS):
-        search.steps += 1
-        rng = random.Random(f"opro {search.seed} {search.steps}")
+    step = 0
+    while search.may_go_on(step_calls, authors_stop=step == STEPS):
+        step += 1
+        rng = random.Random(f"opro {search.seed} {step}")
         shown = rng.sample(train, min(EXEMPLARS, len(train)))
         means = {prompt: fmean(scores) for prompt, scores in search.scores.items()}
         request = meta_prompt(means, shown)
         # The eight requests of a step are equal, and the next step repeats them if nothing new was scored. So
         # the calls are told apart by their numbers.
-        first = search.steps * PER_STEP
+        first = step * PER_STEP
         asked = [search.ask_optimizer(ROLE, request, sample=first + number) for number in range(PER_STEP)]
         for reply in await run_together(asked):
             if reply.finish == "length":  # The reply is cut.

@@ -67,7 +67,6 @@ class PromptSearch:
     examples: int = 0  # how many questions score a prompt; 0: the authors' number
     seed: int = 0
     # The state of the search. A call counts when it begins, so also without a reply.
-    steps: int = 0
     environment_calls: int = 0
     optimizer_calls: int = 0
     attempts_without_new_prompt: int = 0  # since a new prompt was last tried

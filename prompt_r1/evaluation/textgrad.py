@@ -42,9 +42,10 @@ async def textgrad(search: PromptSearch, data: Data) -> str:
     batches = endless_batches(data.train, random.Random(f"textgrad {search.seed}"))
     prompt = SEED_PROMPT
     step_calls = BATCH + UPDATE_CALLS + len(held_out)
-    while search.may_go_on(step_calls, authors_stop=search.steps == EPOCHS * UPDATES):
-        search.steps += 1
-        proposed = await rewrite(search, prompt, next(batches))
+    update = 0
+    while search.may_go_on(step_calls, authors_stop=update == EPOCHS * UPDATES):
+        update += 1
+        proposed = await rewrite(search, prompt, next(batches), update)
         if await search.score(proposed, held_out) >= await search.score(prompt, held_out):
             prompt = proposed
     return prompt
@@ -70,12 +71,12 @@ def endless_batches(train: Sequence[Question], rng: random.Random) -> Iterator[l
             yield order[start : start + BATCH]
 
 
-async def rewrite(search: PromptSearch, prompt: str, batch: Sequence[Question]) -> str:
-    """Rewrite the prompt after criticism of its answers to a batch.
+async def rewrite(search: PromptSearch, prompt: str, batch: Sequence[Question], update: int) -> str:
+    """Rewrite the prompt after criticism of its answers to a batch. `update` is the number of the update.
 
     If the reply has no tags, the prompt stays as it is. The criticisms are concatenated, not summarised.
     """
-    first = search.steps * UPDATE_CALLS  # the number of this update's first request to the optimiser
+    first = update * UPDATE_CALLS  # the number of this update's first request to the optimiser
 
     async def criticise(question: Question, sample: int) -> str:
         [prediction] = await search.try_prompt(prompt, [question])

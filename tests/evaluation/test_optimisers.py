@@ -340,7 +340,7 @@ def test_a_search_ends_when_no_prompt_is_new_or_none_can_score_higher(name):
 def test_textgrad_shows_the_rewriter_the_prompt_and_each_conversation():
     writer = new_writer()
     long = " ".join(f"word{n}" for n in range(60))
-    asyncio.run(rewrite(new_search(writer=writer), long, TRAIN[:3]))
+    asyncio.run(rewrite(new_search(writer=writer), long, TRAIN[:3], update=1))
     [request] = [text for text in (asked[-1]["content"] for asked in writer.asked) if "<IMPROVED" in text]
     assert request.count(f"<LM_SYSTEM_PROMPT>{long}</LM_SYSTEM_PROMPT>") == 3
     assert request.count(f"<VARIABLE>{long}</VARIABLE>") == 1
