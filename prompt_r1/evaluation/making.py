@@ -74,9 +74,8 @@ def answer_by_games(
         prediction = prediction_of(game, reward)
         if not method.needs_environment:  # The environment is mute, and its calls do not count.
             prediction = replace(prediction, spent=Spending())
-        if (
-            not method.thinks and not prediction.error
-        ):  # Without think blocks, an answer is all of the format.
+        if not method.thinks and not prediction.error:
+            # Without think blocks, a game has the right format if it has an answer.
             prediction = replace(prediction, format=float(game.answer is not None))
         return prediction
 

@@ -108,6 +108,16 @@ def test_a_game_is_rewarded_by_the_rule_of_the_method(rule, reward):
     assert prediction.reward == pytest.approx(reward) and prediction.format == 1.0
 
 
+@pytest.mark.parametrize(("name", "formatted"), [("sft", 1.0), ("grpo-only", 0.0)])
+def test_only_the_agent_of_sft_may_answer_without_thinking(name, formatted):
+    """Its instruction asks for think blocks, but its gold answers have none."""
+    agent = OneTurnAgent(["<answer>Anna</answer>"])
+    rule, sampling = RULE_WITHOUT_ENVIRONMENT, Sampling("evaluation/0")
+    played = answer_by_games(agent, mute_environment(), rule, sampling, METHODS[name])
+    prediction = asyncio.run(played(ANNA, 0))
+    assert (prediction.answer, prediction.format) == ("Anna", formatted)
+
+
 def test_a_broken_game_has_an_error_and_neither_reward_nor_format(asking_agent):
     environment = priced(OwnSource(ScriptedEnvironment([EnvError("down")]), seed=0))
     prediction = answer("prompt-r1", environment, agent=asking_agent)
