@@ -145,22 +145,22 @@ def choose_systems(
     for two agents that started from one model, but play other games.
     """
     systems: dict[System, NamedAgent] = {}
-    for system in _named_systems(config, environments):
-        agent = agents.get(system.agent, NO_AGENT)
-        problem = _problem_with(system, agent, config)
+    for named in _named_systems(config, environments):
+        agent = agents.get(named.agent, NO_AGENT)
+        problem = _problem_with(named, agent, config)
         if problem and config.method:
             raise UsageError(problem)
         if problem:  # --tables and the default leave out what cannot be served.
             continue
-        played = system
-        if METHODS[system.method].agent == "start":
+        system = named
+        if METHODS[named.method].agent == "start":
             agent = agent.start_agent()
-            played = replace(system, agent=agent.start)
+            system = replace(named, agent=agent.start)
         # Several agents may have started from one model, which is then evaluated once.
-        first = systems.setdefault(played, agent)
+        first = systems.setdefault(system, agent)
         if game_of(first) != game_of(agent):
             raise UsageError(
-                f"{system.agent} begins with the agent {agent.start}, and so does another --agent, but their "
+                f"{named.agent} begins with the agent {agent.start}, and so does another --agent, but their "
                 "games differ: evaluate them one by one, each with its own --out"
             )
     return systems
