@@ -175,10 +175,12 @@ def train_config(flags: Mapping[str, Any]) -> TrainConfig:
     # Without --config, the agent decides the preset. With neither --config nor --agent, the toy is trained.
     source = flags.get("config", preset_of(flags.get("agent", ""), default="mini"))
     is_file = source not in PRESETS
-    # A file's settings that a flag overrides are left out here.
-    source_values = settings_of_file(source, flags) if is_file else PRESETS[source]
-    given = merged(source_values, flags)
-    config = TrainConfig(**given, env_from_file=is_file and "env" in source_values)
+    source_values = settings_of_file(source) if is_file else PRESETS[source]
+    not_overridden = {name: value for name, value in source_values.items() if name not in flags}
+    if is_file:
+        check_names_no_code(source, not_overridden)
+    given = merged(not_overridden, flags)
+    config = TrainConfig(**given, env_from_file=is_file and "env" in not_overridden)
     config = with_defaults(config, given)
     if not config.out:
         without_flags = TrainConfig(**source_values)
@@ -188,26 +190,25 @@ def train_config(flags: Mapping[str, Any]) -> TrainConfig:
     return config
 
 
-def settings_of_file(source: str, flags: Mapping[str, object]) -> dict[str, Any]:
-    """The settings in a YAML file that no flag overrides.
-
-    The file may come from a stranger. Raises UsageError if it names code to import.
-    """
+def settings_of_file(source: str) -> dict[str, Any]:
+    """The settings in a YAML file."""
     path = Path(source)
     if not path.is_file():  # Path("") is the current folder.
         presets = ", ".join(PRESETS)
         raise UsageError(f"--config {source or repr(source)}: neither a preset ({presets}) nor a YAML file")
-    values = read_yaml(path, TrainConfig)
-    values = {name: value for name, value in values.items() if name not in flags}
+    return read_yaml(path, TrainConfig)
+
+
+def check_names_no_code(file: str, values: Mapping[str, Any]) -> None:
+    """Raise UsageError if settings of a file name code to import: the file may come from a stranger."""
     for name in (*FUNCTIONS, "env", "data", "val_data", "test_data"):
         value = values.get(name, "")
         text = value if isinstance(value, str) else " ".join(value)
         if re.search(rf"(^|[\s,]){OBJECT_PREFIX}", text) or (name in FUNCTIONS and text):
             raise UsageError(
-                f"{path}: {name} names code, which is imported only if the command line names it: give "
+                f"{file}: {name} names code, which is imported only if the command line names it: give "
                 f"{flag_of(name)} {text}"
             )
-    return values
 
 
 def merged(source_values: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,6 +25,15 @@ def test_flags_override_the_file_and_the_file_overrides_the_defaults(tmp_path):
     assert config.checkpointing is False
 
 
+def test_a_run_with_another_environment_than_the_file_gets_another_folder(tmp_path):
+    """Also where a flag names the environment that is the default without a file."""
+    file = tmp_path / "own.yaml"
+    file.write_text("data: mini\nenv: mini\n")
+    default = TrainConfig().env
+    folders = {train_config(["--config", str(file), *flags]).out for flags in ([], ["--env", default])}
+    assert folders == {"runs/own-seed0", f"runs/own-{default}-seed0"}
+
+
 def test_a_training_is_as_long_as_the_steps_or_the_epochs_that_were_given_last(tmp_path):
     """A preset or a file may say one of them, and the command line the other."""
     file = tmp_path / "own.yaml"
