@@ -55,10 +55,12 @@ def train(run: Run, record: Record) -> None:
         # Play. `questions` maps the number of a question in the step to the question. This rank has P of
         # them, and plays G games of each.
         questions = run.questions.of_rank(step, ranks)
-        with run.log.phase("rollout"), record.saved_on_error():
+        # (If the user's code fails in play, score or compare, the run is saved before it ends.)
+        with run.log.phase("rollout"), record.checkpoint_on_user_error():
             trajectories_PG = run.wait_for(play_step(run, step, questions))  # a signal cancels the games
 
-        with record.saved_on_error(), ranks.shared_errors():  # A function of the user may fail on one rank.
+        # `shared_errors`: the user's code may fail on one rank only.
+        with record.checkpoint_on_user_error(), ranks.shared_errors():
             # Score. A game that the environment broke has no reward.
             rewards_PG = [score_games(group, rule=run.rule, own=run.own_reward) for group in trajectories_PG]
 
@@ -71,7 +73,8 @@ def train(run: Run, record: Record) -> None:
                 own=run.own_advantages,
             )
 
-        # Learn. Each mini-batch is one optimiser step. A signal does not interrupt the update.
+        # Learn. Each mini-batch is one optimiser step, computed as a list of micro-batches. A signal does not
+        # interrupt the update.
         # If no game enters the loss, for example because the environment broke every group, there is no
         # mini-batch, and the weights stay as they are. After three such steps in a row, `write_down` ends the
         # run.
@@ -81,14 +84,14 @@ def train(run: Run, record: Record) -> None:
             # Measure π_old of the later mini-batches before the weights move. None stands for the first one:
             # its weights have not moved, so the forward below is π_old itself.
             old_logprobs = [
-                logprobs_of(policy, batches) if number > 0 else None
-                for number, batches in enumerate(mini_batches)
+                logprobs_of(policy, micro_batches) if number > 0 else None
+                for number, micro_batches in enumerate(mini_batches)
             ]
-            for batches, old_of_batches in zip(mini_batches, old_logprobs, strict=True):
+            for micro_batches, measured_old in zip(mini_batches, old_logprobs, strict=True):
                 # FSDP forwards are collective: every rank has equally many micro-batches.
-                for index, batch in enumerate(batches):
+                for index, batch in enumerate(micro_batches):
                     output = policy(batch.packed)
-                    old = output.logprobs.detach() if old_of_batches is None else old_of_batches[index]
+                    old = output.logprobs.detach() if measured_old is None else measured_old[index]
                     # The reference is the frozen start. With kl_coef 0 there is none, and `grpo_loss`
                     # measures the KL to π_old.
                     reference = run.reference_logprobs(batch.packed)
@@ -151,8 +154,8 @@ def main(config: TrainConfig) -> None:
         record = Record.resume(run)  # It begins with the newest checkpoint, if there is one.
         run.interrupt.training_began = True  # From now on, a signal saves the run before it ends it.
         try:
-            # Validate a new run before its first step. If the last step of a resumed run was trained, but not
-            # written down, write it down.
+            # In a new run this is step 0, so the untrained agent is validated. In a resumed run it may be the
+            # last step that was trained.
             record.finish_unlogged_step()
             train(run, record)
             if run.questions.test:

@@ -154,7 +154,7 @@ def choose_systems(
             continue
         system = named
         if METHODS[named.method].agent == "start":
-            agent = agent.start_agent()
+            agent = agent.before_training()
             system = replace(named, agent=agent.start)
         # Several agents may have started from one model, which is then evaluated once.
         first = systems.setdefault(system, agent)

@@ -36,14 +36,14 @@ class NamedAgent:
     start: str  # the name of the model from which the training started; the agent's own if it was not trained
     is_newest: bool = False  # the user named no agent, and this is the newest mini run
 
-    def start_agent(self) -> "NamedAgent":
+    def before_training(self) -> "NamedAgent":
         """The model from which the training started. It plays by the settings of the training."""
         return replace(self, path=self.start)
 
     def built(self) -> "NamedAgent":
         """The agent with its folder or hub id: `mini` is built and a GGUF file converted, if necessary."""
         # A training starts from the `mini` of its own seed. The `mini` that a user names has the seed of its
-        # preset, 0. The --seed of infer.py and evaluate.py is the seed of the world alone.
+        # preset, 0. The --seed of infer.py and evaluate.py chooses no agent.
         return replace(self, path=make_agent(str(self.path), self.config.seed))
 
     def describe(self, *, environment: str, seed: int) -> str:
@@ -168,7 +168,8 @@ def _newest_first(pattern: str) -> list[Path]:
 def _check_hub_id(name: str) -> None:
     """Raise UsageError for a name that is plainly a path, and for a misspelt name of a run or built-in agent.
 
-    The Hub is asked only about a name that resembles a known one: it may be a model's.
+    A name that resembles a known one may still be a hub id. So the Hub is asked before it is called misspelt.
+    All other names are left to the loading of the model.
     """
     runs = [file.parent.parent for file in _newest_first("*/agent/config.json")]
     known = {MINI_AGENT: MINI_AGENT, SMOLLM2: SMOLLM2}

@@ -57,17 +57,17 @@ def games_to_learn_from(
 
     The means of the loss are over the games that enter it.
     """
-    learned_PG = []
+    used_PG = []
     for group in games_PG:
-        learned = [game for game in group if game.advantage is not None]
+        used = [game for game in group if game.advantage is not None]
         if mask_truncated:
-            learned = [game for game in learned if game.trajectory.stop != "max_tokens"]
-        learned_PG.append(learned)
+            used = [game for game in used if game.trajectory.stop != "max_tokens"]
+        used_PG.append(used)
     if skip_no_spread:
-        with_spread = [group for group in learned_PG if any(game.has_advantage for game in group)]
+        with_spread = [group for group in used_PG if any(game.has_advantage for game in group)]
         if any(ranks.gather(bool(with_spread))):
             return with_spread
-    return learned_PG
+    return used_PG
 
 
 def mini_batches_of(

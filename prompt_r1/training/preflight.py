@@ -19,7 +19,7 @@ from prompt_r1.settings.fields import flag_of
 from prompt_r1.settings.flags import given_values
 from prompt_r1.settings.functions import find_loss, import_advantages, import_reward, loss_settings_of
 from prompt_r1.settings.train import PRESETS, TrainConfig, train_config
-from prompt_r1.training.run_folder import LOCK, check_newest, claim, open_run
+from prompt_r1.training.run_folder import LOCK, check_newest_checkpoint, claim, open_run
 from prompt_r1.training.settings import FineTuningConfig
 
 
@@ -44,7 +44,7 @@ def read_train_config(arguments: list[str]) -> TrainConfig:
         # The lock is only tried. The training takes it again, after its ranks have met.
         with (run / LOCK).open("a+") as file:
             claim(file, run)
-        check_newest(run, config)
+        check_newest_checkpoint(run, config)
     return config
 
 

@@ -98,8 +98,9 @@ class Record:
 
         - The run stopped between checkpoint and export.
         - Newer checkpoints are damaged, and RUN/agent is of one of their steps.
-        - As before, and the checkpoint of the best agent until then is gone, because a newer one was better.
-          Then the agent of the resumed step counts as the best, until a validation judges an agent.
+        - The same, and the agent that was the best at the resumed step has no checkpoint any more: it was
+          removed when an agent with a checkpoint that is now damaged became the best. Then the agent of the
+          resumed step counts as the best, until a validation judges an agent.
         """
         run, state = self.run, self.state
         exported = run.ranks.on_first_rank(lambda: exported_step(run.folder / "agent"))
@@ -191,7 +192,7 @@ class Record:
 
     def validate(self) -> dict[str, float]:
         """Play greedy games of the validation questions, and return the metrics val/*."""
-        with self.run.log.phase("validation"), self.saved_on_error():
+        with self.run.log.phase("validation"), self.checkpoint_on_user_error():
             return validation_metrics(self.run, name=f"validation-{self.state.trained_step:06d}")
 
     def note_if_best(self, metrics: Mapping[str, float], *, is_save_step: bool) -> bool:
@@ -298,7 +299,7 @@ class Record:
         run.log.say("\n" + summary(run.folder, self.state.best_step, run.config))
 
     @contextmanager
-    def saved_on_error(self) -> Iterator[None]:
+    def checkpoint_on_user_error(self) -> Iterator[None]:
         """A context for code of the user between two updates: if it fails, the run is saved first.
 
         Its UsageError must be raised on every rank (`Ranks.shared_errors`). The context is not for the user's

@@ -102,13 +102,13 @@ class Run:
     def mini_batches(self, games_PG: Sequence[Sequence[ScoredGame]]) -> list[list[Batch]]:
         """Make this rank's micro-batches of each optimiser step, from the games that this rank played."""
         config, ranks = self.config, self.ranks
-        learned_PG = games_to_learn_from(
+        used_PG = games_to_learn_from(
             games_PG, ranks, mask_truncated=config.mask_truncated, skip_no_spread=config.skip_no_spread
         )
         token_mean = config.loss == "token-mean"
         return [
             micro_batches_of(games, ranks, tokens_per_batch=config.tokens_per_batch, token_mean=token_mean)
-            for games in mini_batches_of(learned_PG, ranks, mini_batch=config.mini_batch)
+            for games in mini_batches_of(used_PG, ranks, mini_batch=config.mini_batch)
         ]
 
     @torch.no_grad()

@@ -54,7 +54,7 @@ def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.removeprefix("step-"))
 
 
-def check_newest(run: Path, config: AgentConfig) -> None:
+def check_newest_checkpoint(run: Path, config: AgentConfig) -> None:
     """Raise UsageError if the newest checkpoint of a run cannot be resumed with these settings.
 
     A damaged checkpoint raises nothing, because training skips it and resumes from an earlier one.

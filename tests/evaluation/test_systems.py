@@ -213,7 +213,7 @@ def test_agents_with_other_starts_are_fine_tuned_into_folders_of_their_own(agent
 
     def folder(agent: NamedAgent) -> Path:
         system = System(name, agent=agent.start)
-        evaluation = evaluation_of_system(EvaluateConfig(out=str(tmp_path)), system, agent.start_agent())
+        evaluation = evaluation_of_system(EvaluateConfig(out=str(tmp_path)), system, agent.before_training())
         return evaluation.folder_of(system)
 
     first, same = agents.values()

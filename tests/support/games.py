@@ -166,7 +166,7 @@ class Learner:
         self.gap_limit = gap_limit
         self.questions = SimpleNamespace(of_rank=lambda step, ranks: {})
         self.log = SimpleNamespace(phase=lambda name: nullcontext())
-        self.saved_on_error = nullcontext
+        self.checkpoint_on_user_error = nullcontext
         self.games: list[list[ScoredGame]] = []
         self.stats = UpdateStats()
 

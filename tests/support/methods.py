@@ -71,7 +71,7 @@ def method(
     needed = METHODS[name]
     played_by = agent if isinstance(agent, NamedAgent) else NamedAgent(agent, CONFIG, start=str(agent))
     if needed.agent == "start":
-        played_by = played_by.start_agent()
+        played_by = played_by.before_training()
     config = EvaluateConfig(
         out=str(folder),
         optimize_calls=calls,

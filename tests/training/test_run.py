@@ -505,7 +505,7 @@ def test_a_mistake_of_the_users_function_on_one_rank_is_raised_on_all_when_the_r
     def fail(ranks: Ranks, *, trained: int) -> str:
         record = resume(tmp_path, base, ranks=ranks)
         record.state.trained_step = trained
-        with pytest.raises(UsageError) as error, record.saved_on_error(), ranks.shared_errors():
+        with pytest.raises(UsageError) as error, record.checkpoint_on_user_error(), ranks.shared_errors():
             if ranks.rank == 1:
                 raise UsageError("--reward f raised KeyError")
         return str(error.value)
