@@ -62,7 +62,7 @@ def main(chosen: ChosenPair[InferConfig]) -> None:
             runner.run(pair.environment.close())
     broken = [game for game in games if game.stop == "env_error"]
     if broken:
-        raise Resumable(
+        raise Resumable(  # exit code 75: a later try may succeed
             f"the environment {pair.environment.name} failed in {len(broken)} of {len(games)} dialogues; "
             f"the first: {broken[0].error}; try again later"
         )
