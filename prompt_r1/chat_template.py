@@ -145,19 +145,19 @@ class PieceEncoder:
         # A lookahead also finds names that overlap. "(?!)" matches nowhere.
         self._control = re.compile(f"(?={names})" if names else "(?!)")
         # Does the tokenizer write a space before every text? Then "ab" + "ab" decodes to "ab ab".
-        two_pieces = decode(tokenizer, self.start("ab") + self.start("ab"))
-        one_piece = decode(tokenizer, self.start("abab"))
+        two_pieces = decode(tokenizer, self.trusted_start("ab") + self.trusted_start("ab"))
+        one_piece = decode(tokenizer, self.trusted_start("abab"))
         needs_guard = two_pieces != one_piece
         self._guard = "\x01" if needs_guard else ""
-        self._guard_tokens = self.start(self._guard)
+        self._guard_tokens = self.trusted_start(self._guard)
 
-    def start(self, text: str) -> list[int]:
+    def trusted_start(self, text: str) -> list[int]:
         """The tokens of trusted text at the start of a dialogue."""
         return self._tokenizer(text, add_special_tokens=False)["input_ids"] if text else []
 
     def trusted(self, text: str) -> list[int]:
         """The tokens of trusted text that continues a dialogue. The text may name control tokens."""
-        tokens, guard = self.start(self._guard + text), self._guard_tokens
+        tokens, guard = self.trusted_start(self._guard + text), self._guard_tokens
         assert tokens[: len(guard)] == guard, f"the tokenizer merges {self._guard!r} with {text[:20]!r}"
         return tokens[len(guard) :]
 
@@ -193,16 +193,16 @@ class PieceEncoder:
 
 
 def closing_tokens(
-    between: list[int], tokenizer: "PreTrainedTokenizerBase", *, tags: Sequence[str]
+    between: list[int], tokenizer: "PreTrainedTokenizerBase", *, not_ends: Sequence[str]
 ) -> list[int]:
     """The tokens that close the agent's message: the first tokens of `between`, up to an end token.
 
     `between` are the tokens from the end of an assistant's message to the next message. An end token is eos,
-    or a control token such as <|im_end|>, but not bos and none of `tags`.
+    or a control token such as <|im_end|>, but not bos and none of `not_ends`.
 
-    Most templates write an end token first, perhaps after white space. Where a template writes other text
-    first, as in "### User:", eos closes the message if the template writes it at all. In a game, the agent
-    then ends its turns with eos. Raises UsageError if the tokenizer has no eos token.
+    Most templates write an end token first, perhaps after white space. Some write other text first, as in
+    "### User:". Then the agent ends its turns with eos. What closes a turn that was cut off is the text up to
+    eos or, if the template never writes eos, nothing: []. Raises UsageError if there is no eos token.
     """
     added, eos = tokenizer.added_tokens_decoder, tokenizer.eos_token_id
 
@@ -212,7 +212,7 @@ def closing_tokens(
         if token not in added or token == tokenizer.bos_token_id:
             return False
         name = added[token].content
-        return name.strip() != "" and name not in tags
+        return name.strip() != "" and name not in not_ends
 
     for position, token in enumerate(between):
         if is_end_token(token):

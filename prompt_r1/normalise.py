@@ -6,7 +6,8 @@
 
 SQuAD's rules were made for names. In mathematics they make wrong answers right: "-5" equals "5", "1/2" equals
 "12", and "2x+3" equals "2x-3". The strict rules (`RULES`) also keep the point of a number, and the operators
-- + / = ^ < > ≤ ≥ ≠ without the blanks around them:
+- + / = ^ < > ≤ ≥ ≠ without the blanks around them. After a word, the blank before a sign or a comparison
+stays:
 
     x = - 5               x=-5
     2x + 3                2x+3
@@ -62,8 +63,11 @@ def _strict(text: str) -> str:
 
 SPELLINGS = {"<=": "≤", ">=": "≥", "!=": "≠", "==": "=", "$": ""}
 LETTER = r"[^\W\d_]"
-# Several letters that are no command of LaTeX (\theta) and no name of mathematics.
-WORD = rf"(?<!\\)(?<!{LETTER})(?!(?:pi|sqrt|sin|cos|tan|log|ln|exp)(?!{LETTER})){LETTER}{{2,}}"
+WORD = (
+    rf"(?<!\\)(?<!{LETTER})"  # from its first letter on, but no command of LaTeX (\theta)
+    rf"(?!(?:pi|sqrt|sin|cos|tan|log|ln|exp)(?!{LETTER}))"  # no name of mathematics
+    rf"{LETTER}{{2,}}"  # several letters
+)
 POINT = r"(?:(?<=\d)|(?<![\w.]))\.(?=\d)"  # of 3.14 and .5
 # A mark of punctuation that may be dropped: no operator, no point of a number, and not the # of C#.
 MARK = rf"(?:(?![-+/=^<>]|{POINT}|(?<=\w)#)[{re.escape(string.punctuation)}])"

@@ -18,8 +18,8 @@ from prompt_r1.types import Action
 if TYPE_CHECKING:  # `--help` reads this file, and the import takes seconds.
     from transformers import PreTrainedTokenizerBase
 
-# Table 1 of the paper. The published prompts end with exactly these bytes, also with the blank after rule 3
-# (\N{SPACE}).
+# Table 1 of the paper. The prompts in the data files of the paper's authors end with exactly these bytes,
+# also with the blank after rule 3 (\N{SPACE}).
 PAPER_INSTRUCTION = """\
 First, provide a simple explanation of the question and give it to the large language model for a more \
 accurate answer. Focus on explaining the question without deep reasoning in the first step. After \
@@ -123,6 +123,7 @@ class Codec:
         self, tokenizer: "PreTrainedTokenizerBase", instruction: str, more_stop_ids: Collection[int] = ()
     ) -> None:
         self.tokenizer = tokenizer
+        # The frame is tried with a message like the first one of a game.
         self.frame = frame_of(tokenizer, f"Question: Who?\n{instruction}")
         # The <think> that the template itself writes at the start of every turn of the agent, or "".
         self.opened = opened_think(self.frame.generation)
@@ -131,11 +132,11 @@ class Codec:
         # `_close` is <|im_end|>, and `_reply_head` is the rest. The agent usually ends its message itself, so
         # `_close` is added only if the turn was cut off.
         before_reply = self.encoder.trusted(self.frame.between + "<interaction_response>")
-        self._close = closing_tokens(before_reply, tokenizer, tags=TAGS)
+        self._close = closing_tokens(before_reply, tokenizer, not_ends=TAGS)
         self._reply_head = before_reply[len(self._close) :]
         self.turn_end: int = self._close[-1] if self._close else tokenizer.eos_token_id
         self.stop_ids = frozenset({self.turn_end, tokenizer.eos_token_id, *more_stop_ids} - {None})
-        self._opening_head = self.encoder.start(self.frame.before_user + "Question:")
+        self._opening_head = self.encoder.trusted_start(self.frame.before_user + "Question:")
         self.opening_tail = self.encoder.trusted(f"\n{instruction}{self.frame.generation}")
         self._reply_tail = self.encoder.trusted(f"</interaction_response>{self.frame.generation}")
         self._check_pieces(instruction)
@@ -202,8 +203,10 @@ class Codec:
         second = f"{frame.between}<interaction_response>Bob.</interaction_response>{frame.generation}"
         opening = self.opening("Who?")
         pieces = opening + turn + self.reply("Bob.", after=turn[-1])
-        whole = self.encoder.start(first + tags + second)
-        same_opening = decode(self.tokenizer, opening) == decode(self.tokenizer, self.encoder.start(first))
+        whole = self.encoder.trusted_start(first + tags + second)
+        same_opening = decode(self.tokenizer, opening) == decode(
+            self.tokenizer, self.encoder.trusted_start(first)
+        )
         same_reply = after_turn(pieces) == after_turn(whole)
         if not (same_opening and same_reply):
             raise UsageError(

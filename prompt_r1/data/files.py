@@ -25,7 +25,7 @@ from prompt_r1.normalise import normalise
 from prompt_r1.programs.files import replace_file
 from prompt_r1.types import Kind, Question
 
-ANSWER_FIELDS = ("answers", "golden_answers", "answer")  # The first field that a row has counts.
+ANSWER_FIELDS = ("answers", "golden_answers", "answer")  # Of these fields, the first that a row has is read.
 COLUMNS = ("question", *ANSWER_FIELDS, "id", "dataset", "data_source", "kind")
 CONVERT = "python -m prompt_r1.data convert"
 

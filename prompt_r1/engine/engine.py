@@ -132,9 +132,9 @@ class Engine:
             temperature = 0.0
         rng = random.Random(seed)
         own_sequence = self.new_sequence() if sequence is None else nullcontext(sequence)
-        with own_sequence as cached:
+        with own_sequence as used_sequence:
             job = Job(
-                sequence=cached,
+                sequence=used_sequence,
                 tokens=[*tokens],
                 max_new=max_new,
                 temperature=temperature,
@@ -178,7 +178,7 @@ class Engine:
         """One step. On out-of-memory, requeue the running jobs and retry with half the batch."""
         scheduler = self._scheduler
         counts = scheduler.schedule()
-        if not counts:  # All jobs have been cancelled.
+        if not counts:  # All jobs have been cancelled. (The oldest job always finds room.)
             return
         drawn = None
         try:

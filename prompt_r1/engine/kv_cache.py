@@ -45,7 +45,7 @@ class BlockPool:
     """
 
     def __init__(self, policy: Policy, *, blocks: int, block_size: int) -> None:
-        """A pool for the keys and values of a policy's model: so many blocks, of so many tokens each."""
+        """Allocate `blocks` blocks, each for the keys and values of `block_size` tokens of the policy."""
         device, dtype = policy.device, policy.compute_dtype
         layers, kv_heads, dim = shape_of_a_token(policy.model.config)
         # The shape is (keys and values, layers, blocks, rows, key heads, D). On a CPU, heads come before rows

@@ -149,7 +149,8 @@ class Scheduler:
         best, longest = job.sequence, own
         for sequence in self._cached:
             # A sequence that shares more than `longest` tokens has the same token at this position. Most
-            # sequences have not, and need no search. A slice is empty where a list ends before this position.
+            # sequences have not, and need no search. (A slice is empty where a list ends before this
+            # position. If both lists do, the search finds nothing longer.)
             here = slice(longest, longest + 1)
             if sequence.tokens[here] == prefix[here]:
                 shared = common_prefix_length(sequence.tokens, prefix)

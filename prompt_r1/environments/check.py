@@ -38,7 +38,7 @@ async def _check(environment: Environment, member: Member) -> None:
     except OutOfBudget:
         return  # A run that plays from its journal may need no more calls.
     except TimeoutError:
-        if not limit.expired():  # This is an OSError: the journal is on a network disk that does not answer.
+        if not limit.expired():  # A network disk that does not answer, with the journal, raises it too.
             raise
         logger.warning("%s takes over %g s to reply", source, CHECK_SECONDS)
         return

@@ -191,7 +191,7 @@ class Environment:
 
         If the call fails, they fail with it. Without a journal there is nothing to wait for.
         """
-        if not self.journal.records:
+        if not self.journal.is_on_disk:
             yield
             return
         shared = self._shared_calls.setdefault(key, SharedCall())
@@ -289,7 +289,7 @@ class Environment:
                 cost = Spending()
             raise
         except Refused:
-            cost = ONE_FREE_CALL
+            cost = ONE_FREE_CALL  # Unlike after Busy, the call is over, so it counts as a call.
             raise
         finally:
             if cost is None:

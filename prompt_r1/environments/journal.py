@@ -1,10 +1,10 @@
 """The journal: a resumed run pays for no reply twice.
 
-Each rank appends JSON lines to a file of its own, and at the start it reads the files of all ranks. So ranks
-that make equal calls in the same run pay for each of them.
+Each rank appends JSON lines to a file of its own. It reads the files of the other ranks only at the start, so
+ranks that make equal calls later pay for each of them.
 
-A call may need several requests. Each request has a number, which is the field "call" of its lines. Before it
-is sent, a line says what it costs if the process is killed now. When it has ended, a line with the same
+A call may need several requests. Each request has a number, in the field "call" of its lines. Before it is
+sent, a line says what it costs if the process is killed now. When it has ended, a line with the same
 number says what it has cost. So the last line of a number counts. If a line has a `reply`, the call is never
 sent again.
 
@@ -35,7 +35,7 @@ class Journal:
 
     def __init__(self, folder: Path | None, *, rank: int = 0) -> None:
         self.spent = Spending()
-        self.records = folder is not None  # whether calls are written to a file
+        self.is_on_disk = folder is not None  # whether there are files
         # Call key → the file with its reply, and where the line begins. The replies themselves stay on the
         # disk: those of a long run would take more than a gigabyte of memory on each rank.
         self.places: dict[str, tuple[Path, int]] = {}
@@ -62,7 +62,7 @@ class Journal:
         Raises OSError if it cannot be written, for example to a full disk. Then the request may not be sent.
         """
         number = next(self._numbers)
-        if self.records:
+        if self.is_on_disk:
             line = {"key": key, "call": number, "charged": cost_if_lost.amounts}
             append_line(self._file, json.dumps(line))
         return number
@@ -74,7 +74,7 @@ class Journal:
 
         `shown` is added to the line of a reply, for people who read the file.
         """
-        if not self.records:
+        if not self.is_on_disk:
             return
         line: dict[str, object] = {"key": key, "call": number, "charged": charged.amounts}
         if reply is not None:

@@ -139,7 +139,7 @@ class LocalSource(Source):
             messages = [{**message, "content": message["content"].strip()} for message in messages]
         # Some templates write the system message before the last message, so the order is the template's.
         opening, parts = parts_of(self.tokenizer, [message["role"] for message in messages])
-        tokens = self._encoder.start(opening)
+        tokens = self._encoder.trusted_start(opening)
         for number, frame in parts:
             tokens += self._encoder.untrusted(messages[number]["content"])
             tokens += self._encoder.trusted(frame)

@@ -19,7 +19,7 @@ from prompt_r1.environments.sources import REPLY_LIMITS, Busy, NoText, Refused, 
 MAX_WAIT = 120.0  # seconds; a server that asks for a longer wait is asked again after this time
 MAX_CREDIBLE_WAIT = 86400.0  # seconds; a longer requested wait is ignored
 MAX_TOKEN_COUNT = 10_000_000  # No prompt or reply has more tokens: no model has such a context.
-MAX_ERROR_CHARACTERS = 2000  # So many characters of an error are read.
+MAX_ERROR_CHARACTERS = 2000  # The rest of an error is not read.
 
 BUSY_STATUSES = (408, 409, 425, 429)  # Every status from 500 on means busy too.
 # A proxy has given up, but the server behind it may go on. 524 is Cloudflare's.
@@ -163,7 +163,8 @@ def billed_tokens(usage: object) -> tuple[int, int]:
     if thinking > completion:  # So the completion does not contain it.
         completion += thinking
     from_anthropic = not counts["prompt_tokens"] and not total
-    # Some proxies. If cached tokens and thinking are equally many, the total may count either.
+    # This is the case of "some proxies". If there are as many cached tokens as tokens of thinking, the total
+    # does not say which of them it contains.
     is_beside = total == prompt + cached + completion and thinking != cached
     if from_anthropic or cached > prompt or is_beside:
         prompt += cached

@@ -9,7 +9,7 @@ from prompt_r1.errors import UsageError
 class Route:
     """Draws one of `count` environments for a question. Raises UsageError for any but these routes:
 
-        session   draw an environment for each question, the same in every epoch
+        session   draw an environment for each question, the same in every epoch (the paper's word, eq. 18)
         uniform   draw an environment for each question anew in each epoch, all with the same probability
         3,1,…     like uniform, with these weights
 

@@ -85,7 +85,9 @@ class Source(ABC):
 
     name: str
     parameters: Mapping[str, object]
-    samples: bool  # True: games share no reply. The keys of the journal depend on it, so it never changes.
+    # Whether replies are sampled. If so, games share none. The keys of the journal depend on it, so it never
+    # changes.
+    samples: bool
     reply_limit: int | None = None  # the most tokens of a reply; None: nothing limits them
     timeout: float | None = None  # the longest time of an attempt, in seconds; None: no limit
     resends_slow: bool = False  # True: an attempt that takes much longer than usual is repeated.

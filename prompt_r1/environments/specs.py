@@ -58,11 +58,11 @@ def kind_of(name: str) -> Kind:
 
 
 def trusted_names(*, typed: Iterable[str], opened: Iterable[str]) -> Collection[str]:
-    """The names that the user trusts: code (py:MODULE:NAME) and servers that get OPENAI_API_KEY (MODEL@URL).
+    """The names that the user trusts. `typed` are the SPECs on the command line, `opened` all of the run.
 
-    A SPEC in a file may come from anyone, so only names on the command line are trusted: `typed` has its
-    SPECs. A MODEL without URL always gets the key. If the run opens one, the key belongs to its provider, and
-    no URL gets it: `opened` has all SPECs of the run.
+    A SPEC in a file may come from anyone, so only names on the command line are trusted. Code
+    (py:MODULE:NAME) is then imported, and a server (MODEL@URL) gets OPENAI_API_KEY. But if the run also opens
+    a MODEL without URL, which always gets the key, the key is meant for it, and no MODEL@URL gets it.
     """
     trusted = _names_in(typed)
     if any(kind_of(name) == "model" for name in _names_in(opened)):

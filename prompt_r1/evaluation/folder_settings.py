@@ -54,7 +54,7 @@ def keep_settings(evaluation: Evaluation) -> None:
     check_same_settings(folder, evaluation.config, evaluation.seed)
     kept = contents_of(folder)
     dependencies = dependencies_of(evaluation)
-    # The tables also show what an earlier start asked, below the names of its agents.
+    # The tables also show what an earlier command asked, below the names of its agents.
     for agent in evaluation.agents.values():
         path = Path(agent.built().path)
         name = f"digest of {path}"

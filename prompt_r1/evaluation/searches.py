@@ -98,9 +98,9 @@ class PromptSearch:
     def may_go_on(self, step_calls: int, *, authors_stop: bool) -> bool:
         """Whether to take another step.
 
-        `step_calls`: the most calls that a step makes until it has scored its first new prompt. A step is not
-        begun if the limit of calls does not allow them. `authors_stop`: whether the authors' code ends the
-        search here. This counts only if there is no limit of calls.
+        A limit of calls takes the place of the authors' end: with a limit, a step is taken if `step_calls`
+        more calls are allowed, the most that it makes until it has scored its first new prompt. Without one,
+        the search ends when `authors_stop` is True.
         """
         if not self.may_call(step_calls):
             return False

@@ -33,7 +33,7 @@ INSTRUCTION = INSTRUCTIONS["short"]
 EMBEDDED = Path(__file__).parent / "agents"  # the agents that come with the package
 BATCH = 8  # demonstrations in a step of the warm start
 LEARNING_RATE = 3e-3  # the highest learning rate of the warm start
-SHOWN_TO_TOKENIZER = 5000  # The tokenizer is trained on so many demonstrations.
+SHOWN_TO_TOKENIZER = 5000  # the number of demonstrations that the tokenizer is trained on
 VERSION = 2  # If the code builds other agents than before, raise the version and run this file.
 
 PAD = "<|endoftext|>"

@@ -36,8 +36,8 @@ def limit_threads(*, ranks: int = 1) -> None:
 def memory_left(device: torch.device) -> int:
     """The bytes that this process can still allocate on a device.
 
-    On a GPU, room is kept for the next update: this is what the process can have in all, minus what it had at
-    its peak since `forget_peak`, with its weights. On a CPU, the ranks of one machine load their models at
+    On a GPU, room is kept for the next update: this is what the process can have in all, minus its peak since
+    `forget_peak`, which includes the weights. On a CPU, the ranks of one machine load their models at
     the same time, so each has its share of the memory that the host and the limit of a container leave.
     """
     if device.type == "cuda":

@@ -62,7 +62,7 @@ class Packed:
                 keys = torch.cat([opening_keys, keys], 1)
                 values = torch.cat([opening_values, values], 1)
             out.append(attend_in_window(queries, keys, values, scale, window, mask))
-        # Most kernels of SDPA write (T, H, D), so this transposition copies nothing.
+        # Most kernels of SDPA write (T, H, D), so the transposed parts are contiguous, and only `cat` copies.
         return torch.cat([part.transpose(0, 1) for part in out])
 
 
@@ -85,8 +85,8 @@ def pack(groups: Sequence[Sequence[Trajectory]], device: torch.device) -> Packed
             # The game adds its tokens from `start` to `end`.
             start = 0 if number == 0 else opening_length
             end = len(game.tokens) - 1
-            # The column of each token of the game but the last, which has none: it is only a target. A later
-            # game has its opening in the first game's columns.
+            # columns[t] is the column of the game's token t. The columns of the opening are those of the
+            # group's first game. The last token has none, because it is only a target.
             columns = [*range(group_start, group_start + start)]
             columns += range(len(tokens), len(tokens) + end - start)
             for position, sampled in enumerate(game.sampled):

@@ -112,7 +112,7 @@ class Policy(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         """Next-token logits (R, V) in float32 from hidden states (R, hidden).
 
-        They are not divided by the temperature: each game is sampled with a temperature of its own.
+        They are not divided by `temperature`: the engine divides them by the temperature of each call.
         """
         head = self.model.get_output_embeddings().weight[: self.vocabulary]
         return _logits(hidden.to(self.compute_dtype), head.to(self.compute_dtype), self.logit_scale)

@@ -122,7 +122,7 @@ class AgentConfig(EnvironmentConfig):
         1.0, "temperature in training; validation is greedy", Range(at_least=1e-6)
     )
     val_data: tuple[str, ...] = instrument_setting(
-        (), "validation; none; held-out (default of files): a tenth", everyday=True
+        (), "files, none, or held-out: a tenth (default of files)", everyday=True
     )
     val_limit: int = instrument_setting(256, "validation questions, stratified by dataset", POSITIVE)
     test_data: tuple[str, ...] = instrument_setting(

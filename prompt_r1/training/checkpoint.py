@@ -69,7 +69,8 @@ class State:
     # A step is *logged* when its line in metrics.jsonl is final. Until then, this is what is known of the
     # line of `trained_step`, so that a resumed run can write it; {} when the step is logged.
     unlogged_metrics: dict[str, float] = field(default_factory=dict)
-    # The best agent so far, its EM and its reward in validation. For the -1, ask the properties below.
+    # The best agent so far, its EM and its reward in validation. -1: there is none, or no validation has
+    # judged it (`has_best`, `best_is_judged`).
     best_step: int = -1
     best_em: float = -1.0
     best_reward: float = 0.0
@@ -129,8 +130,8 @@ def save_checkpoint(
 def _file_numbers(tensors: dict[str, Tensor], ranks: Ranks) -> dict[str, int]:
     """Return the number of each tensor's file, from 1. A file has about FILE_BYTES.
 
-    If tensors are sharded, each rank writes its shards to a file of its own. So a number stands for one file
-    of each rank, and for FILE_BYTES times the number of ranks. (`nbytes` counts all shards.)
+    If tensors are sharded, each rank writes its shards to files of its own. Each number then stands for a
+    file of every rank, together FILE_BYTES times the number of ranks. (`nbytes` counts all shards.)
     """
     writers = 1 if ranks.mesh is None else ranks.count
     numbers = {}

@@ -56,7 +56,7 @@ class Case:
         return math.ceil(len(text.encode(errors="replace")) / self.bytes_per_token)
 
     def call(self, sent: int) -> Spending:
-        """The cost of a call that sends so many tokens."""
+        """The cost of a call that sends `sent` tokens."""
         return self.price.of_call(sent, self.reply)
 
     def direct_call(self, questions: Sequence[Question], text: str, *, more: int = 0) -> Spending:

@@ -27,10 +27,10 @@ PR_SET_PDEATHSIG = 1  # An option of prctl(2): which signal a process gets when 
 
 
 def fork_ranks(wanted: int, *, device: str, questions: int) -> None:
-    """Fork the ranks of a run, if it has several, and return in each of them.
+    """Fork the ranks of a run, and return in each of them. If the run has one rank, this process is it.
 
-    Then this process does not return. It forwards signals to the ranks, and exits with the code of rank 0.
-    The ranks share the memory of what it has imported. `wanted` is --ranks, `device` is --device, and
+    Otherwise this process does not return: it forwards signals to the ranks, and exits with the code of rank
+    0. The ranks share the memory of what it has imported. `wanted` is --ranks, `device` is --device, and
     `questions` is the number of questions of a step. Raises UsageError if there can be no forks.
     """
     count = rank_count(wanted, device=device, questions=questions)

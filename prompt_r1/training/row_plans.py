@@ -41,9 +41,9 @@ def divide(games: Sequence[Trajectory], *, ranks: int, tokens_per_batch: int) ->
     full as it can. Several ranks wait for each other at every micro-batch, so they get equally many of about
     equal size, some of them perhaps empty. The result depends on the arguments alone.
 
-    For example, two ranks get games of 6,000 columns, and a micro-batch has at most 2,000. Then each rank
-    gets two rows of about 1,500 columns. They are filled with parts of groups: a part is a single game, or
-    several games of at most 750 columns together.
+    For example, two ranks get games that have 6,000 columns together, and a micro-batch has at most 2,000.
+    Then each rank gets two rows of about 1,500 columns. They are filled with parts of groups: a part is a
+    single game, or several games of at most 750 columns together.
     """
     groups = group_rows(games)
     if ranks == 1:

@@ -135,9 +135,9 @@ def open_parts(
 def warm_up(run: Run) -> None:
     """Compute one full micro-batch of made-up games, before the KV cache takes its memory.
 
-    On GPUs the cache takes a share of `memory_left`, which keeps room for the largest update so far. This is
-    the first one. Adam has its states already. The policy is not changed: the games count 0 in the loss, and
-    the gradients are dropped.
+    On GPUs the cache takes a share of `memory_left`, which keeps room for the largest update so far. So this
+    micro-batch is as large as those of the training. (Adam has its states already.) The policy is not
+    changed: the games count 0 in the loss, and the gradients are dropped.
     """
     game_tokens = run.config.max_tokens
     game = Trajectory(Question("warm-up", "", "", ()))
