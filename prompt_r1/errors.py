@@ -5,16 +5,16 @@ class EnvError(Exception):
     """A call failed after all retries. Its game ends and leaves its group; other games go on."""
 
 
-class FatalEnvError(Exception):
-    """No call can succeed (wrong key, unknown model, …). The run stops with this message (exit code 2)."""
-
-
 class UsageError(Exception):
     """Wrong usage: one sentence that says what is wrong, where, and how to fix it (exit code 2).
 
     Every function that reads what a user gave may raise it. Docstrings name it where it is not plain what is
     refused.
     """
+
+
+class FatalEnvError(UsageError):
+    """No call of the environment can succeed (wrong key, unknown model, …)."""
 
 
 class QuestionTooLong(UsageError):

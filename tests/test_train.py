@@ -275,10 +275,12 @@ def of_turns(games):
 
 
 class Fragile:
-    is_broken = False
+    error = None
 
     def ask(self, messages):
-        return "Anna" if not self.is_broken else 1 / 0
+        if self.error:
+            raise self.error
+        return "Anna"
 """
 
 
@@ -293,11 +295,21 @@ def own_code(tmp_path, monkeypatch):
     sys.modules.pop("own_code", None)
 
 
-@pytest.mark.parametrize("broken", ["reward", "environment"])
+BUG = ZeroDivisionError("division by zero")
+
+
+@pytest.mark.parametrize(
+    "broken, error, message",
+    [
+        ("reward", BUG, "raised ZeroDivisionError.*"),
+        ("environment", BUG, "raised ZeroDivisionError.*"),
+        ("environment", FatalEnvError("invalid key"), "invalid key; stopped"),
+    ],
+)
 def test_a_mistake_in_code_of_the_user_costs_no_step_that_was_trained(
-    asking_agent, tmp_path, own_code, broken
+    asking_agent, tmp_path, own_code, broken, error, message
 ):
-    """A bug: the run ended without a checkpoint of its last steps."""
+    """A bug: the run ended without a checkpoint of its last steps. A wrong key ended it as resumable."""
     line = ["--steps", 3, "--reward", "own_code:length", "--env", "py:own_code:Fragile", "--max-turns", 2]
     expected = load_tensors(train_run(tmp_path / "whole", asking_agent, *line) / "agent")
     own_code = sys.modules["own_code"]
@@ -306,13 +318,16 @@ def test_a_mistake_in_code_of_the_user_costs_no_step_that_was_trained(
     def breaks_after_two_steps(game, paper):
         nonlocal calls
         calls += 1
-        own_code.Fragile.is_broken = broken == "environment" and calls == 2 * 8
-        return 1 / 0 if broken == "reward" and calls > 2 * 8 else length(game, paper)
+        if broken == "environment" and calls == 2 * 8:
+            own_code.Fragile.error = error
+        if broken == "reward" and calls > 2 * 8:
+            raise error
+        return length(game, paper)
 
     own_code.length = breaks_after_two_steps
-    with pytest.raises(UsageError, match=r"raised ZeroDivisionError.* after step 2, the same command"):
+    with pytest.raises(UsageError, match=rf"{message} after step 2, the same command"):
         train_run(tmp_path / "stopped", asking_agent, *line)
-    own_code.length, own_code.Fragile.is_broken = length, False
+    own_code.length, own_code.Fragile.error = length, None
     resumed = train_run(tmp_path / "stopped", asking_agent, *line)
     assert [metrics["step"] for metrics in read_metrics(resumed)] == [0, 1, 2, 3]
     tensors = load_tensors(resumed / "agent")

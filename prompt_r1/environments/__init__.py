@@ -18,5 +18,5 @@ In reading order:
     specs            opens environments by `--env SPEC`, and decides which of them gets the key
     asking           how an environment is asked for the answer itself, without an agent
 
-It may import the root, `programs`, `settings`, `model`, `engine` and `miniworld`.
+This room may import the root, `programs`, `settings`, `model`, `engine` and `miniworld`.
 """

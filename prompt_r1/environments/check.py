@@ -17,7 +17,7 @@ CHECK_SECONDS = 5.0  # The check waits this long for a reply.
 async def check_servers(environment: Environment) -> None:
     """Find a wrong URL, key, model or setting within a few seconds. A slow or busy server passes.
 
-    Raises UsageError or FatalEnvError if no call can succeed.
+    Raises UsageError if no call can succeed.
     """
     for member in environment.members:
         if member.source.needs_check:

@@ -97,7 +97,7 @@ class Source(ABC):
     async def attempt(self, messages: list[Message], caller: Caller) -> Reply:
         """Send one request. It is cancelled at its time limit.
 
-        Raises Busy, Refused, EnvError, FatalEnvError or UsageError.
+        Raises Busy, Refused, EnvError or UsageError.
         """
 
     async def close(self) -> None:

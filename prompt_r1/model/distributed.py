@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from prompt_r1.errors import FatalEnvError, Resumable, UsageError, first_line, is_out_of_memory
+from prompt_r1.errors import Resumable, UsageError, first_line, is_out_of_memory
 from prompt_r1.model.sharding import full_tensor
 from prompt_r1.programs.launcher import check_device, has_other_ranks, launcher_number
 
@@ -133,7 +133,7 @@ def as_shared(error: Exception, rank: int) -> Exception:
     An unexpected error can be of any type, and its type may be one that cannot be pickled. Its traceback is
     shown by all ranks, because the rank that fails may have no terminal.
     """
-    if isinstance(error, (UsageError, Resumable, FatalEnvError)):
+    if isinstance(error, (UsageError, Resumable)):
         return error
     if isinstance(error, OSError):  # `command_line.explain` tells a full disk from a bug.
         shared: Exception = error

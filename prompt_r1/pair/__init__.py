@@ -11,5 +11,5 @@ In reading order:
     server           answer them over HTTP; chat.html is its page to chat with
     __main__         the program, `python -m prompt_r1.pair`
 
-It may import all rooms but `training` and `evaluation`.
+This room may import all rooms but `training` and `evaluation`.
 """

@@ -48,7 +48,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _serve(chosen: ChosenPair[ServeConfig], listener: socket.socket) -> None:
-    """Open the pair and answer requests at the socket. Raises UsageError or FatalEnvError."""
+    """Open the pair and answer requests at the socket. Raises UsageError."""
     config = chosen.config
     address, port = listener.getsockname()[:2]
     is_local = ip_address(address).is_loopback

@@ -100,7 +100,7 @@ async def open_pair(chosen: ChosenPair[AnyPairConfig]) -> AsyncPair:
     """Open an agent and its environment, and check both before a large agent is loaded.
 
     Loading the agent blocks the event loop. From now on torch computes in no more threads than this process
-    has cores. Raises UsageError or FatalEnvError if the pair cannot play.
+    has cores. Raises UsageError if the pair cannot play.
     """
     config, named = chosen.config, chosen.agent.built()
     seed = named.config.seed if config.seed is None else config.seed
@@ -206,7 +206,7 @@ def load(
     as for --env, or any object with `ask(messages) -> str`; by default, the environment of the agent's
     training. The other arguments are the flags of infer.py with these names.
 
-    Raises UsageError or FatalEnvError if the pair cannot play.
+    Raises UsageError if the pair cannot play.
     """
     config = PairConfig(
         agent=str(agent),

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from prompt_r1.environments.budget import OutOfBudget
-from prompt_r1.errors import EnvError, FatalEnvError, LimitReached, QuestionTooLong, Resumable, UsageError
+from prompt_r1.errors import EnvError, LimitReached, QuestionTooLong, Resumable, UsageError
 from prompt_r1.pair.dialogue import LABELS, Piece
 from prompt_r1.programs.reading import is_finite_number, json_object
 from prompt_r1.programs.text import without_keys
@@ -72,7 +72,7 @@ def failure_of(error: BaseException) -> Failure:
             return Failure(402, "budget_exhausted", message)
         case EnvError() | Resumable():
             return Failure(502, "environment_error", message)
-        case FatalEnvError() | UsageError():
+        case UsageError():
             return Failure(502, "environment_unusable", message)
     return Failure(500, "internal_error", "an internal error; the server's log has the traceback")
 

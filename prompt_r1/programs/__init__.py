@@ -15,5 +15,5 @@ In reading order:
 Importing torch takes seconds. So a program checks its settings before it imports torch, and a function that
 these checks call imports torch inside.
 
-It may import the root, and imports no torch.
+This room may import the root, and imports no torch.
 """

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import NoReturn, TypeVar
 
 from prompt_r1.errors import (
-    FatalEnvError,
     Interrupted,
     NoAnswer,
     Resumable,
@@ -102,7 +101,7 @@ def explain(error: BaseException, *, then: str = "") -> tuple[int, str]:
     """The exit code of an error, and its sentence. `then`: what the same command does after a stop."""
     after_a_stop = f"; the same command {then}" if then else ""
     match error:
-        case UsageError() | FatalEnvError():
+        case UsageError():
             return 2, str(error)
         case NoAnswer():
             return 3, str(error)

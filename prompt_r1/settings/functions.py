@@ -13,7 +13,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from prompt_r1.errors import FatalEnvError, UsageError
+from prompt_r1.errors import UsageError
 from prompt_r1.reward import OwnReward
 from prompt_r1.types import Question, Reward, ScoredGame, Trajectory
 
@@ -75,12 +75,11 @@ def import_function(
 def user_code(what: str, *, passes: tuple[type[Exception], ...] = ()) -> Iterator[None]:
     """Inside `with`, an error in a user's own code becomes a UsageError: "`what` raised …".
 
-    FatalEnvError, UsageError and the errors in `passes` pass unchanged, because the user's code may raise
-    them on purpose.
+    UsageError and the errors in `passes` pass unchanged, because the user's code may raise them on purpose.
     """
     try:
         yield
-    except (FatalEnvError, UsageError):
+    except UsageError:
         raise
     except passes:
         raise

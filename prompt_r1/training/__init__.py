@@ -40,5 +40,5 @@ Beside a run:
 Every rank runs this code. A function that takes `Ranks` or a `Run` may exchange data with the other ranks, so
 it is called by every rank or by none.
 
-It may import all rooms but `evaluation`.
+This room may import all rooms but `evaluation`.
 """

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from prompt_r1.data.sampler import digest_of
 from prompt_r1.environments.budget import OutOfBudget
-from prompt_r1.errors import FatalEnvError, Interrupted, Resumable, UsageError
+from prompt_r1.errors import Interrupted, Resumable, UsageError
 from prompt_r1.model.distributed import Ranks, stop_ranks
 from prompt_r1.pair.named_agent import exported_step
 from prompt_r1.programs.sealed_folders import find_damage
@@ -310,11 +310,11 @@ class Record:
         except UsageError as error:
             raise self.save_and_stop(error) from None
 
-    def save_and_stop(self, error: Resumable | FatalEnvError | UsageError) -> Exception:
+    def save_and_stop(self, error: Resumable | UsageError) -> Exception:
         """Save after an error that ended the run on every rank, and return the error to raise.
 
         This is the same error with the advice to repeat the command. Before the first step has been trained,
-        a fatal error or a user's mistake is returned as it is, and nothing is saved. (A lost rank never comes
+        a UsageError is returned as it is, and nothing is saved. (A lost rank never comes
         here: `start_run` raises its error.)
         """
         if not isinstance(error, Resumable) and self.state.trained_step == 0:

@@ -93,8 +93,8 @@ class Run:
     def wait_for(self, work: Coroutine[None, None, T]) -> T:
         """Run this rank's share of some asynchronous work, and return its result.
 
-        A signal cancels the work. An error on one rank is raised on all of them. Raises Resumable,
-        FatalEnvError or UsageError.
+        A signal cancels the work. An error on one rank is raised on all of them. Raises Resumable or
+        UsageError.
         """
         own_share = self.interrupt.guard(work)
         return self.ranks.on_every_rank(lambda: self.runner.run(own_share))

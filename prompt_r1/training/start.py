@@ -37,7 +37,7 @@ def start_run(config: TrainConfig) -> Iterator[Run]:
     """Start a run on every rank, in its locked folder.
 
     Opens signals, ranks, the lock, the event loop, the environment and the log, and closes them in the
-    reverse order. Raises UsageError, FatalEnvError or Resumable. An error inside `with` ends the ranks.
+    reverse order. Raises UsageError or Resumable. An error inside `with` ends the ranks.
     """
     fork_ranks(config.ranks, device=config.device, questions=config.questions)
     with Interrupt() as interrupt:
@@ -69,7 +69,7 @@ def open_parts(
 ) -> Run:
     """Open the environment, and load the models and questions.
 
-    Raises UsageError, FatalEnvError or Resumable.
+    Raises UsageError or Resumable.
     """
     # A missing key, or an endpoint that does not answer, is reported before a large model is loaded.
     environment = open_environment(
