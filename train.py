@@ -28,7 +28,7 @@ if __name__ == "__main__":  # Show --help and usage errors before the imports be
 import torch
 from torch import Tensor
 
-from prompt_r1.errors import FatalEnvError, Resumable
+from prompt_r1.errors import Resumable
 from prompt_r1.evaluation.after_training import compare_on_test
 from prompt_r1.grpo import compare_games
 from prompt_r1.model.policy import Policy
@@ -53,7 +53,7 @@ def train(run: Run, record: Record) -> None:
     config, ranks, policy = run.config, run.ranks, run.policy
     for step in record.remaining_steps():
         # Play. `questions` maps the number of a question in the step to the question. This rank has P of
-        # them, and plays G games of each.
+        # them, and plays G games of each (trajectories_PG: a list of P groups, each with G trajectories).
         questions = run.questions.of_rank(step, ranks)
         # (If the user's code fails in play, score or compare, the run is saved before it ends.)
         with run.log.phase("rollout"), record.checkpoint_on_user_error():
@@ -81,17 +81,14 @@ def train(run: Run, record: Record) -> None:
         with run.log.phase("update"):
             stats = UpdateStats()
             mini_batches = run.mini_batches(games_PG)
-            # Measure π_old of the later mini-batches before the weights move. None stands for the first one:
-            # its weights have not moved, so the forward below is π_old itself.
-            old_logprobs = [
-                logprobs_of(policy, micro_batches) if number > 0 else None
-                for number, micro_batches in enumerate(mini_batches)
-            ]
-            for micro_batches, measured_old in zip(mini_batches, old_logprobs, strict=True):
+            # π_old of the later mini-batches is measured before the weights move.
+            later_old = [logprobs_of(policy, micro_batches) for micro_batches in mini_batches[1:]]
+            for number, micro_batches in enumerate(mini_batches):
                 # FSDP forwards are collective: every rank has equally many micro-batches.
                 for index, batch in enumerate(micro_batches):
                     output = policy(batch.packed)
-                    old = output.logprobs.detach() if measured_old is None else measured_old[index]
+                    # In the first mini-batch the weights have not moved: its own forward is π_old.
+                    old = output.logprobs.detach() if number == 0 else later_old[number - 1][index]
                     # The reference is the frozen start. With kl_coef 0 there is none, and `grpo_loss`
                     # measures the KL to π_old.
                     reference = run.reference_logprobs(batch.packed)
@@ -162,7 +159,7 @@ def main(config: TrainConfig) -> None:
                 record.free_for_test()
                 run.log.say("\n" + compare_on_test(run, run.questions.test))
             record.say_results()
-        except (Resumable, FatalEnvError) as error:  # A signal came, or the environment no longer replies.
+        except Resumable as error:  # A signal came, a limit was reached, or the environment fails.
             raise record.save_and_stop(error) from None
 
 

@@ -9,5 +9,5 @@ In reading order:
     sampler    which questions a step plays; their digest; stratified samples; the training mix
     __main__   `python -m prompt_r1.data convert`, `split` and `mix`
 
-It may import the root, `programs`, `settings` and `miniworld`.
+This room may import the root, `programs`, `settings` and `miniworld`.
 """

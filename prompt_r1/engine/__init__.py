@@ -11,5 +11,5 @@ In reading order:
     compiled_forward  the forward over the cache, compiled into one graph for all batches
     model_check       packed rows and the cache against a model's own forward, when it is loaded
 
-It may import the root and `model`.
+This room may import the root and `model`.
 """

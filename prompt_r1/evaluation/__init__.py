@@ -23,5 +23,5 @@ In reading order:
     tables             the tables and files of results
     after_training     the test at the end of train.py
 
-It may import all rooms.
+This room may import all rooms.
 """

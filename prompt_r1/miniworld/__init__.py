@@ -16,5 +16,5 @@ In reading order:
 The figures in the documents depend on the order in which each generator (`rng`) is drawn from: a draw more, a
 draw less or another order gives another mini world.
 
-It may import the root, `programs`, `settings` and `model`. Only `agent` needs torch.
+This room may import the root, `programs`, `settings` and `model`. Only `agent` needs torch.
 """

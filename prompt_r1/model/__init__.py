@@ -14,5 +14,5 @@ In reading order:
     sharding      weights that are sharded over the ranks
     fine_tuning   supervised training
 
-It may import the root, `programs` and `settings`.
+This room may import the root, `programs` and `settings`.
 """

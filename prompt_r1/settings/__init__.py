@@ -15,5 +15,5 @@ Flags override a preset or a YAML file, which overrides the defaults. Here the v
 functions, files, folders and keys are checked in the rooms that use them: by `settings.py` in `pair`, and by
 `preflight.py` in `training` and `evaluation`.
 
-It may import the root and `programs`.
+This room may import the root and `programs`.
 """
