@@ -447,9 +447,20 @@ def test_a_rank_that_does_not_know_its_gpu_is_refused(monkeypatch):
     for name in ("auto", "cuda"):
         with pytest.raises(UsageError, match=r"LOCAL_RANK .* 4 GPUs"):
             pick_device(name)
-    assert pick_device("cuda:2") == torch.device("cuda", 2)
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert pick_device("auto") == torch.device("cuda", 0)
+
+
+def test_several_ranks_do_not_take_one_gpu(monkeypatch):
+    """A bug: NCCL failed on the second rank, which was reported as a rank that had died."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    with pytest.raises(UsageError, match=r"--device cuda:0: all ranks would take this GPU"):
+        pick_device("cuda:0")
+    assert pick_device("cuda") == torch.device("cuda", 1)
 
 
 def test_a_missing_gpu_is_named(monkeypatch):
