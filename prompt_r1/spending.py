@@ -1,6 +1,8 @@
 """What calls of the environment cost."""
 
+import operator
 from dataclasses import dataclass
+from itertools import repeat
 
 
 @dataclass(frozen=True)
@@ -17,23 +19,16 @@ class Spending:
     usd: float = 0.0
     lost_usd: float = 0.0  # The part of `usd` that attempts without a reply may have cost.
 
+    @property
+    def amounts(self) -> list[float]:
+        """All fields, in their order. `dataclasses.astuple` would copy each of them deeply."""
+        return [self.calls, self.tokens_in, self.tokens_out, self.usd, self.lost_usd]
+
     def __add__(self, other: "Spending") -> "Spending":
-        return Spending(
-            calls=self.calls + other.calls,
-            tokens_in=self.tokens_in + other.tokens_in,
-            tokens_out=self.tokens_out + other.tokens_out,
-            usd=self.usd + other.usd,
-            lost_usd=self.lost_usd + other.lost_usd,
-        )
+        return Spending(*map(operator.add, self.amounts, other.amounts))
 
     def __mul__(self, count: int) -> "Spending":
-        return Spending(
-            calls=self.calls * count,
-            tokens_in=self.tokens_in * count,
-            tokens_out=self.tokens_out * count,
-            usd=self.usd * count,
-            lost_usd=self.lost_usd * count,
-        )
+        return Spending(*map(operator.mul, self.amounts, repeat(count)))
 
     def __sub__(self, other: "Spending") -> "Spending":
         return self + other * -1
@@ -48,11 +43,6 @@ class Spending:
         if self.lost_usd:
             text += f" ({dollars(self.lost_usd)} of it estimated, for lost attempts)"
         return text
-
-    @property
-    def amounts(self) -> list[float]:
-        """All fields, in their order. `dataclasses.astuple` would copy each of them deeply."""
-        return [self.calls, self.tokens_in, self.tokens_out, self.usd, self.lost_usd]
 
     @property
     def tokens(self) -> int:
