@@ -93,17 +93,18 @@ class PagedBatch:
         return _sequence_by_sequence(layer, query, self, scale, window)
 
     @cached_property
-    def first_blocks(self) -> list[tuple[Tensor, ...]]:
-        """Views of each sequence's first block: the keys of each layer, then the values of each layer.
+    def first_blocks(self) -> list[list[tuple[Tensor, Tensor]]]:
+        """Views of each sequence's first block: for each layer, its keys and its values.
 
         Each view is (1, Hkv, rows, D). They are made once for a step, because slicing the cache in every
         layer would take longer than attention to a short game.
         """
-        cache = self.pool.cache.transpose(3, 4).flatten(0, 1)  # (2 · layers, blocks, Hkv, rows, D)
-        views: list[tuple[Tensor, ...]] = []
+        cache = self.pool.cache.transpose(3, 4)  # (keys and values, layers, blocks, Hkv, rows, D)
+        views: list[list[tuple[Tensor, Tensor]]] = []
         for sequence, length in zip(self.sequences, self.host_lengths, strict=True):
             block = sequence.block_table[0]
-            views.append(cache[:, block : block + 1, :, :length].unbind())
+            first_keys, first_values = cache[:, :, block : block + 1, :, :length]
+            views.append(list(zip(first_keys.unbind(), first_values.unbind(), strict=True)))
         return views
 
 
@@ -148,7 +149,7 @@ def _sequence_by_sequence(
 ) -> Tensor:
     """Attend with one call of torch's SDPA for each sequence, on any device. (T, H, D) → (T, H, D)."""
     pool = batch.pool
-    layers, kv_heads = pool.keys.shape[0], pool.keys.shape[3]
+    kv_heads = pool.keys.shape[3]
     # (new tokens, Hkv, G, D) for each sequence: G query heads share a key head. SDPA takes (batch, heads,
     # queries, D). So with one new token, it sees a batch of one, and the G query heads as G queries of their
     # key head. The result is the same, and no key is copied for each query head, which would be far slower on
@@ -158,7 +159,7 @@ def _sequence_by_sequence(
     parts = zip(batch.sequences, batch.counts, batch.host_lengths, batch.first_blocks, grouped, strict=True)
     for sequence, count, length, first_block, queries in parts:
         if length <= pool.block_size:
-            key, value = first_block[layer], first_block[layers + layer]  # (1, Hkv, length, D)
+            key, value = first_block[layer]  # (1, Hkv, length, D)
         else:
             blocks = sequence.block_table[: pool.blocks_for(length)]
             copied = pool.cache[:, layer, blocks].flatten(1, 2)[:, :length]  # (2, length, Hkv, D)
