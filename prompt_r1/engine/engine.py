@@ -130,7 +130,6 @@ class Engine:
             )
         if temperature < MIN_TEMPERATURE:
             temperature = 0.0
-        rng = random.Random(seed)
         own_sequence = self.new_sequence() if sequence is None else nullcontext(sequence)
         with own_sequence as used_sequence:
             job = Job(
@@ -139,8 +138,7 @@ class Engine:
                 max_new=max_new,
                 temperature=temperature,
                 top_p=top_p,
-                rng=rng,
-                next_random=rng.random(),  # drawn ahead: see `Job`
+                rng=random.Random(seed),
                 done=asyncio.get_running_loop().create_future(),
                 watch=watch,
             )
@@ -252,6 +250,7 @@ class Engine:
             )
         job.tokens.append(token)
         job.logprobs.append(logprob)
+        # It changes only here, so that a step that is repeated after an out-of-memory draws the same token.
         job.next_random = job.rng.random()
         if job.watch is not None:
             job.watch(token)

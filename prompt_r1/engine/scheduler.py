@@ -35,12 +35,13 @@ class Job:
     temperature: float
     top_p: float
     rng: random.Random
-    # The next random number, in [0, 1). It is drawn ahead, so that a step that is repeated after an
-    # out-of-memory draws the same token.
-    next_random: float
     done: asyncio.Future[Completion]
     watch: Callable[[int], None] | None = None
     logprobs: list[float] = field(default_factory=list)  # nats, of the sampled tokens
+    next_random: float = field(init=False)  # in [0, 1); it chooses the next token
+
+    def __post_init__(self) -> None:
+        self.next_random = self.rng.random()
 
     @property
     def uncached(self) -> int:

@@ -24,7 +24,6 @@ def job_of(game: TokenSequence, tokens: list[int], loop: asyncio.AbstractEventLo
         temperature=1.0,
         top_p=1.0,
         rng=random.Random(0),
-        next_random=0.5,
         done=loop.create_future(),
     )
 
