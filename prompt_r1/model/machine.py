@@ -8,18 +8,22 @@ import torch
 
 from prompt_r1.programs.launcher import launcher_number
 
-CONTAINER = Path("/sys/fs/cgroup")  # the limits of a container, and what it uses (cgroup v2)
+# Linux limits groups of processes, which form a tree (cgroup v2). A container is such a group, and so is a
+# job of Slurm. Each group has a folder with its limits and with what its processes use.
+CGROUPS = Path("/sys/fs/cgroup")  # the root of the tree; in a container usually the container itself
+OWN_CGROUP = Path("/proc/self/cgroup")  # says in which group this process is
 
 
 def usable_cores() -> int:
-    """The number of cores for this process: by its affinity, its container, and OMP_NUM_THREADS."""
+    """The number of cores for this process: by its affinity, its cgroups, and OMP_NUM_THREADS."""
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    limit = CONTAINER / "cpu.max"
-    if limit.exists():
-        # The file has two numbers, both in microseconds: the CPU time (or "max") per period, and the period.
-        time, _, period = limit.read_text().partition(" ")
-        if time != "max":
-            cores = min(cores, max(1, int(time) // int(period)))
+    for group in _own_cgroups():
+        limit = group / "cpu.max"
+        if limit.exists():
+            # It has two numbers, both in microseconds: the CPU time (or "max") per period, and the period.
+            time, _, period = limit.read_text().partition(" ")
+            if time != "max":
+                cores = min(cores, max(1, int(time) // int(period)))
     threads = os.environ.get("OMP_NUM_THREADS", "")
     return min(cores, int(threads)) if threads.isdecimal() and int(threads) else cores
 
@@ -27,8 +31,8 @@ def usable_cores() -> int:
 def limit_threads(*, ranks: int = 1) -> None:
     """Let torch compute in no more threads than there are cores for each of `ranks` ranks.
 
-    The number that torch chooses follows affinity and OMP_NUM_THREADS, but not the limit of a container. With
-    more threads than that, the container would stop all of them for most of each period.
+    The number that torch chooses follows affinity and OMP_NUM_THREADS, but not the limit of a cgroup. With
+    more threads than that, the kernel would stop all of them for most of each period.
     """
     torch.set_num_threads(max(1, min(torch.get_num_threads(), usable_cores() // ranks)))
 
@@ -38,7 +42,7 @@ def memory_left(device: torch.device) -> int:
 
     On a GPU, room is kept for the next update: this is what the process can have in all, minus its peak since
     `forget_peak`, which includes the weights. On a CPU, the ranks of one machine load their models at
-    the same time, so each has its share of the memory that the host and the limit of a container leave.
+    the same time, so each has its share of the memory that the host and the limits of cgroups leave.
     """
     if device.type == "cuda":
         # torch keeps `reserved` bytes for this process, so it can have `free + reserved` in all.
@@ -51,7 +55,7 @@ def memory_left(device: torch.device) -> int:
         available = 1024 * int(meminfo.split("MemAvailable:")[1].split()[0])
     except (OSError, IndexError):
         available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    available = min(available, _left_in_container())
+    available = min(available, _left_in_cgroups())
     return available // launcher_number("LOCAL_WORLD_SIZE", default=1)
 
 
@@ -65,16 +69,29 @@ def forget_peak(device: torch.device) -> None:
         torch.cuda.reset_peak_memory_stats(device)
 
 
-def _left_in_container() -> int:
-    """The bytes that this process's container can still allocate; sys.maxsize if it has no limit.
+def _left_in_cgroups() -> int:
+    """The bytes that this process's cgroups let it allocate; sys.maxsize if none of them has a limit.
 
-    The kernel gives the page cache of a container back before the container exceeds its limit.
+    The kernel gives the page cache of a group back before the group exceeds its limit.
     """
-    limit = CONTAINER / "memory.max"
-    if not limit.exists() or limit.read_text() == "max\n":
-        return sys.maxsize
-    used = int((CONTAINER / "memory.current").read_text())
-    lines = (CONTAINER / "memory.stat").read_text().splitlines()
-    parts = dict(line.split() for line in lines)
-    page_cache = int(parts["active_file"]) + int(parts["inactive_file"])
-    return int(limit.read_text()) - used + page_cache
+    left = sys.maxsize
+    for group in _own_cgroups():
+        limit = group / "memory.max"
+        if not limit.exists() or limit.read_text() == "max\n":
+            continue
+        used = int((group / "memory.current").read_text())
+        lines = (group / "memory.stat").read_text().splitlines()
+        parts = dict(line.split() for line in lines)
+        page_cache = int(parts["active_file"]) + int(parts["inactive_file"])
+        left = min(left, int(limit.read_text()) - used + page_cache)
+    return left
+
+
+def _own_cgroups() -> list[Path]:
+    """The folders of this process's cgroup and of the groups around it. All of their limits hold."""
+    own = CGROUPS
+    if OWN_CGROUP.exists():
+        for line in OWN_CGROUP.read_text().splitlines():
+            if line.startswith("0::/"):  # The other lines are those of cgroup v1.
+                own = CGROUPS / line.removeprefix("0::/")
+    return [group for group in (own, *own.parents) if group.is_relative_to(CGROUPS)]

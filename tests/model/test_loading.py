@@ -318,24 +318,46 @@ def test_a_tokenizer_whose_longest_text_is_no_number_encodes(tmp_path):
 def test_the_ranks_of_a_machine_share_its_memory(monkeypatch):
     """Eight ranks compared their models with all of the memory at the same moment, and could exhaust it."""
     monkeypatch.setattr("pathlib.Path.read_text", lambda path: "MemTotal: 9\nMemAvailable:   8000 kB\n")
-    monkeypatch.setattr(machine, "CONTAINER", Path("no container"))
+    monkeypatch.setattr(machine, "CGROUPS", Path("no cgroups"))
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
     assert memory_left(CPU) == 1000 * 1024
 
 
-def test_the_memory_of_a_container_ends_at_its_limit(tmp_path, monkeypatch):
-    """A bug: the free memory of the host counted, so a model was loaded until the kernel killed the run."""
-    monkeypatch.setattr(machine, "CONTAINER", tmp_path)
-    (tmp_path / "memory.current").write_text("6000000\n")
-    (tmp_path / "memory.stat").write_text(
+def use_memory(group: Path, *, limit: str) -> None:
+    """Let the processes of a cgroup use 6 MB, of which 1 MB is page cache."""
+    (group / "memory.current").write_text("6000000\n")
+    (group / "memory.stat").write_text(
         "anon 4000000\nfile 2500000\ninactive_file 700000\nactive_file 300000\n"
     )
-    (tmp_path / "memory.max").write_text("max\n")
+    (group / "memory.max").write_text(f"{limit}\n")
+
+
+def test_the_memory_of_a_container_ends_at_its_limit(tmp_path, monkeypatch):
+    """A bug: the free memory of the host counted, so a model was loaded until the kernel killed the run."""
+    monkeypatch.setattr(machine, "CGROUPS", tmp_path)
+    use_memory(tmp_path, limit="max")
     assert memory_left(CPU) > 8_000_000
-    (tmp_path / "memory.max").write_text("8000000\n")
+    use_memory(tmp_path, limit="8000000")
     assert memory_left(CPU) == 3_000_000
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     assert memory_left(CPU) == 1_500_000
+
+
+def test_the_memory_of_a_job_ends_at_its_limit_or_at_that_of_a_group_around_it(tmp_path, monkeypatch):
+    """A bug: only the root of the tree was read, so `srun --mem 8G` had all memory of its node."""
+    own = tmp_path / "own"
+    own.write_text("1:cpu:/slurm\n0::/slurm/job/step\n")
+    monkeypatch.setattr(machine, "OWN_CGROUP", own)
+    monkeypatch.setattr(machine, "CGROUPS", tmp_path)
+    step = tmp_path / "slurm" / "job" / "step"
+    step.mkdir(parents=True)
+    use_memory(step, limit="max")
+    use_memory(step.parent, limit="8000000")
+    assert memory_left(CPU) == 3_000_000
+    use_memory(step, limit="7500000")
+    assert memory_left(CPU) == 2_500_000
+    use_memory(tmp_path / "slurm", limit="7000000")
+    assert memory_left(CPU) == 2_000_000
 
 
 def test_the_memory_that_a_model_of_the_hub_needs_is_known_from_its_cached_files(tmp_path, monkeypatch):

@@ -32,7 +32,7 @@ from tests.support.programs import SMALL, CallHere, call, run_here
 def four_cores(monkeypatch, tmp_path):
     """A machine of four cores, which no container and no launcher limits."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1, 2, 3})
-    monkeypatch.setattr(machine, "CONTAINER", tmp_path)
+    monkeypatch.setattr(machine, "CGROUPS", tmp_path)
     monkeypatch.delenv("OMP_NUM_THREADS")
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     return tmp_path
@@ -59,6 +59,19 @@ def test_affinity_container_and_omp_num_threads_limit_the_cores(
     if threads is not None:
         monkeypatch.setenv("OMP_NUM_THREADS", threads)
     assert usable_cores() == cores
+
+
+def test_every_cgroup_around_a_process_limits_its_cores(four_cores, monkeypatch):
+    """A bug: only the root of the tree was read, so outside of containers no quota counted."""
+    own = four_cores / "own"
+    own.write_text("0::/system.slice/training.service\n")
+    monkeypatch.setattr(machine, "OWN_CGROUP", own)
+    service = four_cores / "system.slice" / "training.service"
+    service.mkdir(parents=True)
+    (service / "cpu.max").write_text("300000 100000\n")
+    assert usable_cores() == 3
+    (service.parent / "cpu.max").write_text("200000 100000\n")
+    assert usable_cores() == 2
 
 
 @pytest.mark.parametrize(
