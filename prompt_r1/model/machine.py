@@ -41,8 +41,15 @@ def memory_left(device: torch.device) -> int:
     """The bytes that this process can still allocate on a device.
 
     On a GPU, room is kept for the next update: this is what the process can have in all, minus its peak since
-    `forget_peak`, which includes the weights. On a CPU, the ranks of one machine load their models at
-    the same time, so each has its share of the memory that the host and the limits of cgroups leave.
+    `forget_peak`. A training therefore takes its memory in this order:
+
+        1. load_policy       forgets the peak of earlier models, and loads the weights
+        2. make_optimizer    makes the states of AdamW
+        3. warm_up           computes one micro-batch of full size, which makes the peak
+        4. Agent.engine      makes the KV cache, which takes a share of what is left
+
+    On a CPU, the ranks of one machine load their models at the same time, so each has its share of the memory
+    that the host and the limits of cgroups leave.
     """
     if device.type == "cuda":
         # torch keeps `reserved` bytes for this process, so it can have `free + reserved` in all.
@@ -60,10 +67,7 @@ def memory_left(device: torch.device) -> int:
 
 
 def forget_peak(device: torch.device) -> None:
-    """Forget the peak of this process on a GPU: `memory_left` keeps no room for it any more.
-
-    Call it before a model is loaded. The first update that follows makes the new peak.
-    """
+    """Forget the peak of this process on a GPU: `memory_left` keeps no room for it any more."""
     if device.type == "cuda":
         torch.cuda.init()  # Without it, torch refuses to reset the peak.
         torch.cuda.reset_peak_memory_stats(device)

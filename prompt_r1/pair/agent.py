@@ -40,11 +40,7 @@ class Agent:
 
     @property
     def engine(self) -> Engine:
-        """The engine, which is made when the agent first plays.
-
-        Its KV cache takes a share of the memory that is free then. In a training, the optimiser's states are
-        in memory by then, and on a GPU `training.start.warm_up` has shown how much memory an update needs.
-        """
+        """The engine. It is made when the agent first plays, and its cache takes a share of `memory_left`."""
         if self._engine is None:
             self._engine = Engine(self.policy, stop_ids=self.codec.stop_ids, max_tokens=self.game.max_tokens)
         return self._engine
