@@ -95,8 +95,8 @@ def open_account(
 
 def check_usd_limit(flag: str, config: EnvironmentConfig) -> None:
     """Raise UsageError if a limit of dollars cannot be kept with these settings. `flag` names the limit."""
-    if not any(config.env_price):
-        raise UsageError(f"{flag} needs --env-price IN,OUT: without a price, dollars are not counted")
+    if all(parse_price(text) == FREE for text in config.env_price):
+        raise UsageError(f"{flag} needs --env-price IN,OUT above 0: without a price, dollars are not counted")
     if limit_in(parse_fields(config.env_args)) is None:
         raise UsageError(
             f"{flag} needs a limit of each reply, such as --env-args '{{\"max_tokens\": 1024}}': without it, "

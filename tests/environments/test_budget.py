@@ -92,6 +92,16 @@ def test_a_limit_of_dollars_needs_a_limit_of_each_reply(fields, tmp_path) -> Non
     assert source.peak == int(3e-3 / asked.members[0].estimate(HELLO).usd), "as many at once as fit"
 
 
+@pytest.mark.parametrize("prices", [(), ("",), ("0,0",), ("0,0", "0,0.0")])
+def test_a_limit_of_dollars_needs_a_price_above_zero(prices) -> None:
+    """A bug: with the price 0,0 the limit was accepted, and could never be reached."""
+    spec = "large@http://a.test/v1,small@http://b.test/v1"
+    limited = {"env_args": '{"max_tokens": 9}', "max_env_usd": 1.0}
+    with pytest.raises(UsageError, match="--max-env-usd needs --env-price IN,OUT above 0"):
+        open_environment(spec, env_price=prices, **limited)
+    open_environment(spec, env_price=("0,0", "1,2"), **limited)
+
+
 @pytest.mark.parametrize("limits", [(9, -1), (9, None), (-1, 9)])
 def test_both_names_of_the_limit_must_limit_the_reply(limits) -> None:
     """A bug: a server rejected max_tokens, -1 was all that was left, and of $2.12 $15.06 were spent."""
