@@ -125,7 +125,7 @@ class Bill:
 
     max_usd: float = math.inf  # No request starts that may take `charged_usd` above this limit.
     charged_usd: float = 0.0  # what the requests may have cost, also those whose reply was lost
-    # What the replies cost, also those from the journal. A resumed run counts the same.
+    # What the replies cost, also those from the journal, with a call for each failed one: see environment.py.
     reply_cost: Spending = field(default_factory=Spending)
 
     def check(self, estimate: Spending) -> None:

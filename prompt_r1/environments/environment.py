@@ -10,13 +10,14 @@ A source is a server (endpoint.py), a model in this process (local.py) or an obj
 
 Three sums count what calls cost:
 
-    budget.spent       all requests of a run, at what they may have cost      for the limits of the run
-    bill.charged_usd   all requests of a game, at what they may have cost     for a limit of the game
-    bill.reply_cost    all replies to a game, also those from the journal     for the user's reward
+    budget.spent       what the requests of a run may have cost     for the limits of the run
+    bill.charged_usd   what the requests of a game may have cost    for a limit of the game
+    bill.reply_cost    what the replies to a game cost              for rewards, metrics and tables
 
-A request whose reply was lost may have been billed, so the first two sums count it. `budget.spent` begins
-with what is in the journal. `bill.reply_cost` must be the same when a resumed run plays the game again from
-the journal. So it leaves out lost requests, and counts a failed call as one call without tokens.
+A request whose reply was lost may have been billed, so the first two sums count it at its estimate.
+`budget.spent` begins with what is in the journal. `bill.reply_cost` must be the same when a resumed run plays
+the game again. So it counts a reply from the journal at its price, leaves out lost requests, and counts a
+failed call as one call without tokens.
 """
 
 import asyncio
@@ -63,7 +64,6 @@ MIN_BACK_OFF, MAX_BACK_OFF = 0.5, 30.0  # seconds
 SILENT_SECONDS = 10.0  # A longer wait is reported, once in each outage.
 
 NO_GAME = Caller()  # A call that no game makes.
-ONE_FREE_CALL = Spending(calls=1)  # what a refused request costs; in `bill.reply_cost`, any failed call
 
 # What is counted for the metrics. A call may need several requests.
 COUNTED = (
@@ -177,7 +177,8 @@ class Environment:
                         reply = await self._send(call)
                     cost = member.price.of_call(reply.tokens_in, reply.tokens_out)
         except (EnvError, Resumable):
-            call.bill.reply_cost += ONE_FREE_CALL
+            # It counts as one call without tokens, because a resumed run may need more or fewer requests.
+            call.bill.reply_cost += Spending(calls=1)
             member.counts["errors"] += 1
             raise
         call.bill.reply_cost += cost
@@ -289,7 +290,7 @@ class Environment:
                 cost = Spending()
             raise
         except Refused:
-            cost = ONE_FREE_CALL  # Unlike after Busy, the call is over, so it counts as a call.
+            cost = Spending(calls=1)  # It is free. But unlike after Busy, the call is over, so it counts.
             raise
         finally:
             if cost is None:
