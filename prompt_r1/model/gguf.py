@@ -7,7 +7,7 @@ user's model cache.
 
 import hashlib
 import sys
-from functools import partial
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -59,14 +59,21 @@ def gguf_folder(name: str) -> Path:
     from huggingface_hub.constants import HF_HOME  # the user's folder for downloaded models
 
     file = gguf_file(name)
-    with file.open("rb") as content:
-        digest = hashlib.file_digest(content, "sha256").hexdigest()
+    status = file.stat()
+    digest = _digest(file, status.st_size, status.st_mtime_ns)
     folder = Path(HF_HOME) / "prompt-r1" / f"{file.stem}-{digest[:12]}"
     if folder.exists():
         return folder
     print(f"Converting {file.name} into {folder}, once: about a minute", file=sys.stderr, flush=True)
     build_folder(folder, partial(_save_as_float32, file))
     return folder
+
+
+@cache
+def _digest(file: Path, size: int, modified: int) -> str:
+    """A digest of a file of this size and time of modification. A large file takes seconds to read."""
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def _save_as_float32(file: Path, folder: Path) -> None:

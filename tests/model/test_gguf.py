@@ -108,6 +108,18 @@ def test_a_folder_is_that_of_the_content_of_a_file_and_not_of_its_name(tmp_path,
 
 
 @needs_gguf
+def test_a_file_that_stays_as_it_is_is_read_once(tmp_path, cache, monkeypatch):
+    """An evaluation of three methods asked for its agent's folder six times, and read the file each time."""
+    file = write_gguf(tmp_path / "model.gguf")
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()[:12]
+    folder = cache / f"prompt-r1/model-{digest}"
+    folder.mkdir(parents=True)
+    assert gguf_folder(str(file)) == folder
+    monkeypatch.setattr(hashlib, "file_digest", None)
+    assert gguf_folder(str(file)) == folder
+
+
+@needs_gguf
 def test_a_conversion_that_another_process_ends_first_takes_its_folder(tmp_path, cache, monkeypatch):
     file = write_gguf(tmp_path / "model.gguf")
     digest = hashlib.sha256(file.read_bytes()).hexdigest()[:12]
