@@ -260,7 +260,7 @@ def name_in_paper(data_source: str) -> str:
     return dataset.name if dataset else data_source
 
 
-def kind_of(name: str) -> Kind:
+def kind_of_dataset(name: str) -> Kind:
     """The kind of a dataset's questions: math (the answer is a number), text (a long text) or qa (a name)."""
     dataset = find_dataset(name)
     if dataset:

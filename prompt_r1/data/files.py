@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import cast, get_args
 
-from prompt_r1.data.datasets import DATASETS, LeftOut, kind_of, name_in_paper, without_dapo_wrapper
+from prompt_r1.data.datasets import DATASETS, LeftOut, kind_of_dataset, name_in_paper, without_dapo_wrapper
 from prompt_r1.data.rows import (
     HUB_NAME,
     BadRow,
@@ -81,7 +81,7 @@ def _question(row: Fields, dataset: str) -> Question:
         dataset = text_field(row, "dataset")
     elif "data_source" in row:
         dataset = name_in_paper(text_field(row, "data_source"))
-    kind = cast(Kind, row.get("kind", kind_of(dataset)))
+    kind = cast(Kind, row.get("kind", kind_of_dataset(dataset)))
     if kind not in get_args(Kind):
         raise BadRow(f"kind is {kind!r}; choose one of {', '.join(get_args(Kind))}")
     text = text_field(row, "question")
@@ -117,7 +117,7 @@ def _published_question(row: Fields) -> Question:
     text = text_or_number(found[1], "question")
     dataset = name_in_paper(text_field(row, "data_source"))
     golds = gold_answers(truth, "ground_truth")
-    return Question(_id_of(row, text), dataset, text, golds, kind_of(dataset))
+    return Question(_id_of(row, text), dataset, text, golds, kind_of_dataset(dataset))
 
 
 def _refuse_whole_solutions(golds: Sequence[str]) -> None:

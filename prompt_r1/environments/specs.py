@@ -1,6 +1,6 @@
 """Open environments by `--env SPEC`: one or several names, separated by commas.
 
-A new kind of name goes to `kind_of`, `_check_spec` and `_open_source`.
+A new kind of name goes to `kind_of_environment`, `_check_spec` and `_open_source`.
 """
 
 import json
@@ -37,7 +37,7 @@ Kind = Literal["built-in", "local", "own", "url", "model"]
 RESERVED_FIELDS = ("model", "messages", "stream", "n")  # fields of a request that users may not set
 
 
-def kind_of(name: str) -> Kind:
+def kind_of_environment(name: str) -> Kind:
     """The kind of environment that a name stands for.
 
     The form of the name decides:
@@ -65,8 +65,8 @@ def trusted_names(*, typed: Iterable[str], opened: Iterable[str]) -> Collection[
     a MODEL without URL, which always gets the key, the key is meant for it, and no MODEL@URL gets it.
     """
     trusted = _names_in(typed)
-    if any(kind_of(name) == "model" for name in _names_in(opened)):
-        trusted = {name for name in trusted if kind_of(name) != "url"}
+    if any(kind_of_environment(name) == "model" for name in _names_in(opened)):
+        trusted = {name for name in trusted if kind_of_environment(name) != "url"}
     return trusted
 
 
@@ -111,7 +111,7 @@ def check_environment(spec: str, config: EnvironmentConfig, *, trusted: Collecti
     """
     _check_spec(spec, config, trusted=trusted)
     for name in spec.split(","):
-        if kind_of(name) == "url":
+        if kind_of_environment(name) == "url":
             _endpoint(name, config, trusted).check_listening()
 
 
@@ -125,7 +125,7 @@ def _check_spec(spec: str, config: EnvironmentConfig, *, trusted: Collection[str
     names = spec.split(",")
     Route(config.route, len(names))  # This raises UsageError for a wrong route.
     for name in names:
-        match kind_of(name):
+        match kind_of_environment(name):
             case "own":
                 _import(name, trusted)
             case "local":
@@ -189,7 +189,7 @@ def _open_source(
     device: "torch.device | None",
 ) -> Source:
     """Open the source of a name that `_check_spec` has accepted."""
-    match kind_of(name):
+    match kind_of_environment(name):
         case "built-in":
             return _own_source(BUILT_IN[name], config, name=name, price=price, seed=seed)
         case "own":
@@ -242,7 +242,7 @@ def _endpoint(name: str, config: EnvironmentConfig, trusted: Collection[str]) ->
         raise UsageError(
             f"there is no environment {name!r}: the mini world has {', '.join(MINI_ENVIRONMENTS)}"
         )
-    gets_key = kind_of(name) == "model" or name in trusted
+    gets_key = kind_of_environment(name) == "model" or name in trusted
     return endpoint_of(
         name,
         key=os.environ.get("OPENAI_API_KEY", "") if gets_key else "",

@@ -186,7 +186,7 @@ def train_config(flags: Mapping[str, Any]) -> TrainConfig:
         without_flags = TrainConfig(**source_values)
         run = run_name(Path(source).stem, config, without_flags)
         config = replace(config, out=f"runs/{run}-seed{config.seed}")
-    check(config, flags)
+    check_consistency(config, flags)
     return config
 
 
@@ -266,7 +266,7 @@ def run_name(start: str, config: TrainConfig, base: TrainConfig) -> str:
     return re.sub(r"[^\w.-]+", "-", "-".join(names))[:80]
 
 
-def check(config: TrainConfig, flags: Mapping[str, object]) -> None:
+def check_consistency(config: TrainConfig, flags: Mapping[str, object]) -> None:
     """Raise UsageError if no training is possible, or if one of the flags would change nothing."""
     if "config" not in flags and config.agent != MINI_AGENT and not all_mini_data(config.data):
         # A real model would train on real questions with the settings of the toy.

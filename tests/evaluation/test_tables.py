@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from prompt_r1.data.datasets import OUT_OF_DISTRIBUTION, TRAINED, kind_of
+from prompt_r1.data.datasets import OUT_OF_DISTRIBUTION, TRAINED, kind_of_dataset
 from prompt_r1.evaluation.intervals import macro_interval, wilson
 from prompt_r1.evaluation.paper_numbers import PaperColumn, load_numbers
 from prompt_r1.evaluation.predictions import System
@@ -46,7 +46,7 @@ def test_every_number_occurs_in_the_text_of_the_paper():
 
 def places_of(datasets: Sequence[str]) -> list[tuple[str, str]]:
     """The datasets with the two metrics that the paper reports of each."""
-    metrics = {name: ("f1", "ssim") if kind_of(name) == "text" else ("em", "f1") for name in datasets}
+    metrics = {name: ("f1", "ssim") if kind_of_dataset(name) == "text" else ("em", "f1") for name in datasets}
     return [(name, metric) for name in datasets for metric in metrics[name]]
 
 
@@ -176,7 +176,7 @@ def test_tables_2_to_5_have_the_numbers_of_the_paper_below_ours():
     assert (paper["direct"], paper[full], paper["agent-only"]) == ("33.59", "44.53", "21.88")
     assert (paper["untrained"], paper[other]) == ("20.31", ""), "the paper's was trained with gpt-4o-mini"
     average = next(line for line in wide if line[0].startswith("Average") and line[1] == "EM")
-    names = [name for name in TRAINED if kind_of(name) != "text"]
+    names = [name for name in TRAINED if kind_of_dataset(name) != "text"]
     assert average[2].startswith(f"{100 * mean(sum(drawn(0, 0.4)[name]) / 16 for name in names):.1f} [")
     assert ["", "EM, paper", "34.89", "44.01"] in [line[:4] for line in wide]
 

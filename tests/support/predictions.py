@@ -1,6 +1,6 @@
 """Predictions for tests."""
 
-from prompt_r1.data.datasets import kind_of
+from prompt_r1.data.datasets import kind_of_dataset
 from prompt_r1.evaluation.predictions import Prediction, System
 from prompt_r1.types import Kind, Question
 
@@ -35,12 +35,11 @@ def predict(
 
 def predict_all(correct: dict[str, list[bool]], system: System = DIRECT) -> list[Prediction]:
     """A correct or incorrect answer to each question of each dataset."""
-    return [
-        predict(
-            answer="Paris" if is_correct else "Lyon",
-            question=question_of(number, dataset=name, kind="text" if kind_of(name) == "text" else "qa"),
-            system=system,
-        )
-        for name, row in correct.items()
-        for number, is_correct in enumerate(row)
-    ]
+    predictions = []
+    for name, row in correct.items():
+        kind = "text" if kind_of_dataset(name) == "text" else "qa"
+        for number, is_correct in enumerate(row):
+            question = question_of(number, dataset=name, kind=kind)
+            answer = "Paris" if is_correct else "Lyon"
+            predictions.append(predict(answer=answer, question=question, system=system))
+    return predictions
