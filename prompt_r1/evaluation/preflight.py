@@ -28,6 +28,7 @@ from prompt_r1.settings.flags import given_values
 from prompt_r1.settings.functions import import_metric
 from prompt_r1.types import Question
 
+# The agent of a system whose method plays no game. So nothing depends on the game of these settings.
 NO_AGENT = NamedAgent("", AgentConfig(), "")
 
 
