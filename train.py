@@ -153,7 +153,7 @@ def main(config: TrainConfig) -> None:
         try:
             # In a new run this is step 0, so the untrained agent is validated. In a resumed run it may be the
             # last step that was trained.
-            record.finish_unlogged_step()
+            record.finish_open_step()
             train(run, record)
             if run.questions.test:
                 record.free_for_test()

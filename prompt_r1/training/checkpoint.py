@@ -66,9 +66,9 @@ class State:
     """The state of a run besides weights and optimiser, as state.json holds it."""
 
     trained_step: int = 0  # the last step whose update is in the weights
-    # A step is *logged* when its line in metrics.jsonl is final. Until then, this is what is known of the
-    # line of `trained_step`, so that a resumed run can write it; {} when the step is logged.
-    unlogged_metrics: dict[str, float] = field(default_factory=dict)
+    # The line of `trained_step` in metrics.jsonl while it may still change, so that a resumed run can write
+    # it again; {} when it is final.
+    open_line: dict[str, float] = field(default_factory=dict)
     # The best agent so far, its EM and its reward in validation. -1: there is none, or no validation has
     # judged it (`has_best`, `best_is_judged`).
     best_step: int = -1
@@ -80,9 +80,9 @@ class State:
     format: int = FORMAT
 
     @property
-    def logged_step(self) -> int:
-        """The last logged step; -1 in a new run."""
-        return self.trained_step - 1 if self.unlogged_metrics else self.trained_step
+    def final_step(self) -> int:
+        """The last step whose line in metrics.jsonl is final; -1 in a new run."""
+        return self.trained_step - 1 if self.open_line else self.trained_step
 
     @property
     def has_best(self) -> bool:
@@ -186,8 +186,8 @@ def read_state(checkpoint: Path, config: AgentConfig) -> State:
         if missing:
             raise ValueError(f"{min(missing)} is missing")
         check_values(state)
-        if not all(map(is_metric, state.unlogged_metrics.values())):
-            raise ValueError(f"unlogged_metrics is {state.unlogged_metrics!r:.50}")
+        if not all(map(is_metric, state.open_line.values())):
+            raise ValueError(f"open_line is {state.open_line!r:.50}")
         if state.trained_step != step_of(checkpoint):
             raise ValueError(f"trained_step is {state.trained_step}")
         return state

@@ -251,20 +251,20 @@ def is_metric(value: object) -> bool:
     return isinstance(value, float) or is_finite_number(value)
 
 
-def trim_run(run: Path, *, trained: int, logged: int) -> None:
-    """Remove what a resumed run writes again: games after step `trained`, metric lines after step `logged`.
+def trim_run(run: Path, *, trained: int, final: int) -> None:
+    """Remove what a resumed run writes again: games after step `trained`, metric lines after step `final`.
 
     With another number of ranks the new files have other names, so the old files would stay. The games of
     the test are removed too, because the test is played again.
     """
-    last_kept = {"step": trained, "validation": logged}
+    last_kept = {"step": trained, "validation": final}
     for path in (run / "trajectories").glob("*.jsonl"):
         # The kind and number of step-000012-rank0.jsonl are "step" and 12. Games of the test have no number.
         match = re.match(r"(step|validation)-(\d+)-", path.name)
         is_later = match is not None and int(match[2]) > last_kept[match[1]]
         if is_later or path.name.startswith("test-"):
             path.unlink()
-    kept = [_line(line) for line in read_metrics(run) if line["step"] <= logged]
+    kept = [_line(line) for line in read_metrics(run) if line["step"] <= final]
     replace_file(run / "metrics.jsonl", "".join(kept).encode())
 
 

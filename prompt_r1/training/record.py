@@ -54,9 +54,9 @@ class Record:
         Raises UsageError if the checkpoint belongs to another run, or if the ranks have different questions.
         """
         config, ranks = run.config, run.ranks
-        # A new run begins with step 0, which validates the agent before training. Nothing is logged yet.
+        # A new run begins with step 0, which validates the agent before training.
         state = State(
-            unlogged_metrics={"step": 0},
+            open_line={"step": 0},
             questions=digest_of(run.questions.training),
             validation=digest_of(run.questions.validation),
             start=ranks.on_first_rank(lambda: digest_of_start(run.start)),
@@ -71,9 +71,9 @@ class Record:
                 run.log.say(note)
         else:
             record.load(found)
-        trained, logged = record.state.trained_step, record.state.logged_step
+        trained, final = record.state.trained_step, record.state.final_step
         run.log.begin_after(trained, steps=config.steps)
-        ranks.on_first_rank(lambda: trim_run(run.folder, trained=trained, logged=logged))
+        ranks.on_first_rank(lambda: trim_run(run.folder, trained=trained, final=final))
         ranks.on_first_rank(lambda: write_yaml(config, run.folder / "config.yaml"))
         for line in read_metrics(run.folder):
             record.alarms.read(line)
@@ -131,20 +131,20 @@ class Record:
         ranks.on_every_rank(lambda: log.write_games(f"step-{step:06d}", games_PG))
         measured = step_metrics(games_PG, ranks, rollout_seconds=log.seconds["rollout"])
         self.state.trained_step = step
-        self.state.unlogged_metrics = {"step": step, **stats.metrics(ranks), **measured}
+        self.state.open_line = {"step": step, **stats.metrics(ranks), **measured}
         # The calls of the games are added now, because a signal may stop the validation, and the run is then
         # saved. `finish_step` adds the calls of the validation.
-        add_spending(self.state.unlogged_metrics, run.environment, ranks)
+        add_spending(self.state.open_line, run.environment, ranks)
         self.finish_step()
         self.stop_if_idle(stats, environment_failed=measured["groups/dropped"] == 1)
 
-    def finish_unlogged_step(self) -> None:
-        """Finish the newest trained step, unless its line in metrics.jsonl is final already.
+    def finish_open_step(self) -> None:
+        """Finish the newest trained step if its line in metrics.jsonl may still change.
 
         In a new run this is step 0. In a resumed run it is the step that was trained last before the run
         stopped. If --steps makes it the last step of the run, it is now validated and exported.
         """
-        if self.state.unlogged_metrics:
+        if self.state.open_line:
             self.finish_step()
 
     def finish_step(self) -> None:
@@ -166,7 +166,7 @@ class Record:
         is_save_step = is_due and step > 0  # Step 0 is saved only if its validation makes it the best.
 
         # Validate and log.
-        metrics = dict(state.unlogged_metrics)
+        metrics = dict(state.open_line)
         if is_due and config.val_data:
             metrics |= self.validate()
         add_spending(metrics, run.environment, ranks)
@@ -175,7 +175,7 @@ class Record:
         # Save and export, if there is something to keep.
         is_best = self.note_if_best(metrics, is_save_step=is_save_step)
         if is_best or is_save_step:
-            state.unlogged_metrics = {}
+            state.open_line = {}
             self.save()
             if is_best:
                 self.export(metrics)
@@ -183,7 +183,7 @@ class Record:
         else:
             # The line may still change: if the run stops before it trains another step, the resumed run
             # finishes this step again, perhaps with a validation.
-            state.unlogged_metrics = metrics
+            state.open_line = metrics
 
         # Report alarms, and stop if a signal came.
         for alarm in self.alarms.read(metrics):

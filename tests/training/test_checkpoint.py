@@ -308,7 +308,7 @@ def edit_state(checkpoint: Path, **values: object) -> None:
 
 WRONG_VALUES = {
     "trained_step": ["x", -5, 2.0, True, 3, 10**400, None],
-    "unlogged_metrics": [[1], {"em": "x"}, {"em": None}, 10**400],
+    "open_line": [[1], {"em": "x"}, {"em": None}, 10**400],
     "best_step": ["x", -2, 1.5],
     "best_em": ["x", None, [], 10**400],
     "best_reward": ["x", {}],

@@ -88,7 +88,7 @@ class ScriptedRecord(Record):
             else:
                 line[name] = value
         self.state.trained_step = number
-        self.state.unlogged_metrics = line
+        self.state.open_line = line
         self.finish_step()
 
     def steps(self, count: int) -> None:
@@ -408,20 +408,20 @@ def test_each_reason_of_the_steps_without_an_optimiser_step_is_named_once(base, 
 
 def test_a_step_whose_validation_was_interrupted_is_resumed_with_its_metrics(base, tmp_path):
     record = run_to_step_5(base, tmp_path)
-    record.state.unlogged_metrics = {"step": 5, "em": 0.25}  # updated, but not finished
+    record.state.open_line = {"step": 5, "em": 0.25}  # updated, but not finished
     record.save()
     resumed = resume(tmp_path, base)
-    assert resumed.state.trained_step == 5 and resumed.state.unlogged_metrics == {"step": 5, "em": 0.25}
+    assert resumed.state.trained_step == 5 and resumed.state.open_line == {"step": 5, "em": 0.25}
     assert [line["step"] for line in read_metrics(tmp_path)] == [0, 1, 2, 3, 4]
 
 
 def test_a_run_that_is_resumed_with_fewer_steps_saves_the_step_that_was_not_finished(base, tmp_path):
     """A bug: step 5 was neither the last step nor a multiple of --save-every, and `free_for_test` failed."""
     record = run_to_step_5(base, tmp_path)
-    record.state.unlogged_metrics = {"step": 5, **HEALTHY}
+    record.state.open_line = {"step": 5, **HEALTHY}
     record.save()
     resumed = resume(tmp_path, base, steps=3, save_every=100)
-    resumed.finish_unlogged_step()
+    resumed.finish_open_step()
     assert list(resumed.remaining_steps()) == [] and resumed.state == resumed.saved
 
 
@@ -440,7 +440,7 @@ def test_the_step_after_which_a_signal_stopped_a_run_can_be_made_its_last_one(
     for _ in range(2):  # A kill before the step is finished loses no line.
         resumed = resume(tmp_path, base, save_every=100, val_data=val_data, steps=steps)
     resumed.validation = {"val/n": 10, "val/errors": 0, "val/em": 0.5, "val/reward": 0.5}
-    resumed.finish_unlogged_step()
+    resumed.finish_open_step()
     assert list(resumed.remaining_steps()) == [] and resumed.state == resumed.saved
     assert exported_step(tmp_path / "agent") == 5
     lines = read_metrics(tmp_path)
@@ -454,7 +454,7 @@ def test_a_last_step_that_was_validated_is_not_finished_again(base, tmp_path):
     for em in (0.1, 0.1, 0.5, 0.2):
         record.step(val_em=em, val_reward=em)
     resumed = resume(tmp_path, base, save_every=2, steps=3)
-    assert resumed.state == record.state and resumed.state.logged_step == 3
+    assert resumed.state == record.state and resumed.state.final_step == 3
 
 
 def test_the_calls_of_a_step_are_logged_though_a_signal_interrupted_its_validation(base, tmp_path):
@@ -471,7 +471,7 @@ def test_the_calls_of_a_step_are_logged_though_a_signal_interrupted_its_validati
     record.save_and_stop(signal)
     resumed = resume(tmp_path, base)
     resumed.run.environment.members[0].counts["paid"] = 2  # by its validation
-    resumed.finish_unlogged_step()
+    resumed.finish_open_step()
     assert [line["env/paid"] for line in read_metrics(tmp_path)] == [0, 5]
 
 
@@ -489,7 +489,7 @@ def test_a_signal_in_a_validation_loses_no_line_of_an_earlier_step(base, tmp_pat
         record.write_down(3, games_PG, UpdateStats(taken=1))
     record.save_and_stop(signal)
     resumed = resume(tmp_path, base, save_every=3)
-    resumed.finish_unlogged_step()
+    resumed.finish_open_step()
     assert [line["step"] for line in read_metrics(tmp_path)] == [0, 1, 2, 3]
 
 

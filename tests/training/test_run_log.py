@@ -57,7 +57,7 @@ def test_metric_lines_after_the_checkpoint_and_incomplete_ones_are_removed(tmp_p
     path.write_bytes(
         b'[1]\n{"step": 0}\n\xff\n{"step": "a"}\n{"step": 1, "em": 0.5}\n{"step": 2}\n{"step": 3, "r'
     )
-    trim_run(tmp_path, trained=1, logged=1)
+    trim_run(tmp_path, trained=1, final=1)
     assert path.read_text() == '{"step":0}\n{"step":1,"em":0.5}\n'
 
 
@@ -69,7 +69,7 @@ def test_the_games_of_later_steps_are_removed_whatever_rank_played_them(tmp_path
     removed = ["step-000003-rank1", "validation-000002-rank0", "test-trained-rank1"]
     for name in (*kept, *removed):
         (folder / f"{name}.jsonl").touch()
-    trim_run(tmp_path, trained=2, logged=1)
+    trim_run(tmp_path, trained=2, final=1)
     assert sorted(path.stem for path in folder.iterdir()) == sorted(kept)
 
 
