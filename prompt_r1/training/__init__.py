@@ -22,6 +22,7 @@ Write down, in each step:
     record         the order of everything below, which is safe to stop; resume; the end
     metrics        the metrics of games and groups, and what they cost
     validation     greedy games of held-out questions
+    best           which agent is the best so far
     log            metrics.jsonl, trajectories/ and the console
     export         the agent as a Hugging Face folder
     checkpoint     save and resume a run

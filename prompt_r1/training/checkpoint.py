@@ -34,6 +34,7 @@ from prompt_r1.programs.reading import check_values, json_object
 from prompt_r1.programs.sealed_folders import find_damage, new_temporary, remove_leftovers, seal
 from prompt_r1.settings.agent import AgentConfig
 from prompt_r1.settings.fields import write_yaml
+from prompt_r1.training.best import Candidate
 from prompt_r1.training.log import is_metric
 from prompt_r1.training.run_folder import (
     FORMAT,
@@ -69,11 +70,7 @@ class State:
     # The line of `trained_step` in metrics.jsonl while it may still change, so that a resumed run can write
     # it again; {} when it is final.
     open_line: dict[str, float] = field(default_factory=dict)
-    # The best agent so far, its EM and its reward in validation. -1: there is none, or no validation has
-    # judged it (`has_best`, `best_is_judged`).
-    best_step: int = -1
-    best_em: float = -1.0
-    best_reward: float = 0.0
+    best: Candidate | None = None  # the best agent so far
     questions: str = ""  # digest of the training questions
     validation: str = ""  # digest of the validation questions
     start: str = ""  # digest of the agent that the run started from
@@ -83,22 +80,6 @@ class State:
     def final_step(self) -> int:
         """The last step whose line in metrics.jsonl is final; -1 in a new run."""
         return self.trained_step - 1 if self.open_line else self.trained_step
-
-    @property
-    def has_best(self) -> bool:
-        """Whether any agent counts as the best so far."""
-        return self.best_step >= 0
-
-    @property
-    def best_is_judged(self) -> bool:
-        """Whether a validation has judged the best agent. If not, it is the best only as the newest one."""
-        return self.best_em >= 0
-
-    def set_best(self, *, em: float | None, reward: float = 0.0) -> None:
-        """Let the agent of `trained_step` count as the best. `em` is None if no validation has judged it."""
-        self.best_step = self.trained_step
-        self.best_em = -1.0 if em is None else em
-        self.best_reward = reward
 
 
 def save_checkpoint(
@@ -122,7 +103,7 @@ def save_checkpoint(
             (temporary / "state.json").write_text(json.dumps(asdict(state)), "utf-8")
             write_yaml(config, temporary / "config.yaml")
             seal(temporary, folder)  # Writes the manifest, and moves the folder into its place.
-            _remove_old(run, best_step=state.best_step)
+            _remove_old(run, best=state.best)
 
         ranks.on_first_rank(finish)
 
@@ -142,10 +123,10 @@ def _file_numbers(tensors: dict[str, Tensor], ranks: Ranks) -> dict[str, int]:
     return numbers
 
 
-def _remove_old(run: Path, *, best_step: int) -> None:
-    """Remove all checkpoints but the KEEP_CHECKPOINTS newest and the best step's."""
+def _remove_old(run: Path, *, best: Candidate | None) -> None:
+    """Remove all checkpoints but the KEEP_CHECKPOINTS newest and that of the best agent."""
     for checkpoint in checkpoints_of(run)[:-KEEP_CHECKPOINTS]:
-        if step_of(checkpoint) != best_step:
+        if best is None or step_of(checkpoint) != best.step:
             shutil.rmtree(checkpoint)
 
 
@@ -181,6 +162,9 @@ def read_state(checkpoint: Path, config: AgentConfig) -> State:
     check_settings(checkpoint, config)
     try:
         values = json_object((checkpoint / "state.json").read_bytes())
+        if isinstance(values.get("best"), dict):
+            values["best"] = Candidate(**values["best"])
+            check_values(values["best"])
         state = State(**values)
         missing = vars(state).keys() - values.keys()
         if missing:

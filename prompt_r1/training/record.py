@@ -14,6 +14,7 @@ from prompt_r1.pair.named_agent import exported_step
 from prompt_r1.programs.sealed_folders import find_damage
 from prompt_r1.settings.fields import write_yaml
 from prompt_r1.training.alarms import Alarms
+from prompt_r1.training.best import Candidate, em_of_validation
 from prompt_r1.training.checkpoint import (
     State,
     digest_of_start,
@@ -102,20 +103,22 @@ class Record:
           removed when an agent with a checkpoint that is now damaged became the best. Then the agent of the
           resumed step counts as the best, until a validation judges an agent.
         """
-        run, state = self.run, self.state
+        run, best = self.run, self.state.best
         exported = run.ranks.on_first_rank(lambda: exported_step(run.folder / "agent"))
-        if not state.has_best or exported == state.best_step:
+        if best is None or best.step == exported:
             return
-        if run.ranks.on_first_rank(lambda: find_damage(checkpoint_of(run.folder, state.best_step))):
+        checkpoint = checkpoint_of(run.folder, best.step)
+        if run.ranks.on_first_rank(lambda: find_damage(checkpoint)):
+            step = self.state.trained_step
             run.log.say(
-                f"The checkpoint of the best agent, of step {state.best_step}, is gone or damaged: the one "
-                f"of step {state.trained_step} counts as the best until the next validation"
+                f"The checkpoint of the best agent, of step {best.step}, is gone or damaged: the one "
+                f"of step {step} counts as the best until the next validation"
             )
-            state.set_best(em=None)
-        best = checkpoint_of(run.folder, state.best_step)
-        load_tensors(best, run.policy, run.optimizer, run.ranks)
+            best = self.state.best = Candidate(step, em=None, reward=0.0)
+            checkpoint = checkpoint_of(run.folder, step)
+        load_tensors(checkpoint, run.policy, run.optimizer, run.ranks)
         lines = {line["step"]: line for line in read_metrics(run.folder)}
-        self.export(lines.get(state.best_step, {"step": state.best_step}))
+        self.export(lines.get(best.step, {"step": best.step}))
 
     def remaining_steps(self) -> range:
         """The numbers of the steps that are not trained yet."""
@@ -197,34 +200,21 @@ class Record:
 
     def note_if_best(self, metrics: Mapping[str, float], *, is_save_step: bool) -> bool:
         """Return whether the agent of this step is the best so far. If so, the state names it."""
-        run, state = self.run, self.state
-        em = em_of_validation(metrics)
-        reward = metrics.get("val/reward", 0.0)
-        if not self.is_best(em, reward, is_save_step=is_save_step):
+        config, state = self.run.config, self.state
+        agent = Candidate(
+            state.trained_step, em=em_of_validation(metrics), reward=metrics.get("val/reward", 0.0)
+        )
+        if agent.em is None and not is_save_step:
+            return False  # Without a validation, only an agent that is saved can be the best.
+        # A user's own reward decides before EM, because EM may know only one of several right answers.
+        if not agent.is_better_than(state.best, reward_first=bool(config.reward)):
             return False
-        if em is None and run.config.val_data and not state.has_best:
-            run.log.say(
+        if agent.em is None and config.val_data and state.best is None:
+            self.run.log.say(
                 "The environment broke every validation game: the newest agent counts as the best one"
             )
-        state.set_best(em=em, reward=reward)
+        state.best = agent
         return True
-
-    def is_best(self, em: float | None, reward: float, *, is_save_step: bool) -> bool:
-        """Whether the agent of this step, with this EM and reward in validation, is the best so far.
-
-        Higher EM wins. If EM is equal, higher reward wins. A user's own reward decides before EM, because EM
-        may know only one of several right answers. Of equal agents the first stays the best: a later agent
-        may have collapsed. While no validation has judged an agent, the newest agent that is saved counts as
-        the best.
-        """
-        state = self.state
-        if em is None:
-            return is_save_step and not state.best_is_judged
-        if not state.best_is_judged:  # This is the first agent that a validation has judged.
-            return True
-        if self.run.config.reward:
-            return (reward, em) > (state.best_reward, state.best_em)
-        return (em, reward) > (state.best_em, state.best_reward)
 
     def save(self) -> None:
         """Write a checkpoint, unless the newest has this state. Raises Resumable if it cannot be written."""
@@ -293,10 +283,12 @@ class Record:
         """Print where all results are, and what the run cost."""
         run = self.run
         self.update_report()  # It shows the table of the test.
+        best = self.state.best
+        assert best is not None, "after the last step, an agent is saved"
         spent = total_spent(run.environment, run.ranks)
         if spent.usd:
             run.log.say(f"\nThe run cost {spent}: training, validation and test")
-        run.log.say("\n" + summary(run.folder, self.state.best_step, run.config))
+        run.log.say("\n" + summary(run.folder, best.step, run.config))
 
     @contextmanager
     def checkpoint_on_user_error(self) -> Iterator[None]:
@@ -328,20 +320,6 @@ class Record:
         return kind(sentence)
 
 
-def em_of_validation(metrics: Mapping[str, float]) -> float | None:
-    """EM of a validation, in which the games that the environment broke count as wrong.
-
-    None: there was no validation, or every game broke. Games of hard questions make more calls, so they
-    break more often. val/em leaves them out. If val/em decided, then after an outage an agent that answered
-    only the easy questions could become the best.
-    """
-    if "val/em" not in metrics:
-        return None
-    intact, broken = metrics["val/n"], metrics["val/errors"]
-    right = round(metrics["val/em"] * intact)  # The log rounds val/em to six digits.
-    return right / (intact + broken)
-
-
 def check_same_on_all_ranks(digests: Sequence[str], ranks: Ranks) -> None:
     """Raise UsageError on every rank if the ranks have other digests of their questions.
 
@@ -360,7 +338,7 @@ def check_same_origin(checkpoint: Path, saved: State, now: State, start: Path | 
     if saved.questions != now.questions:
         origin = "other questions"
         repair = "give the data and the --val-limit that the run began with"
-    elif saved.validation != now.validation:  # EM of other questions cannot be compared with `best_em`.
+    elif saved.validation != now.validation:  # EM of other questions cannot be compared.
         origin = "other validation questions"
         repair = "give the --val-data and the --val-limit that the run began with"
     elif saved.start != now.start:

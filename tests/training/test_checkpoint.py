@@ -7,7 +7,7 @@ import pickle
 import re
 import shutil
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, replace
 from multiprocessing import get_context
 from pathlib import Path
 from unittest.mock import Mock
@@ -22,6 +22,7 @@ from prompt_r1.programs import sealed_folders
 from prompt_r1.settings.fields import experiment_values
 from prompt_r1.settings.train import TrainConfig
 from prompt_r1.training import checkpoint
+from prompt_r1.training.best import Candidate
 from prompt_r1.training.checkpoint import (
     State,
     begin_states,
@@ -39,6 +40,7 @@ from tests.support.exports import file_size_limit, locked
 from tests.support.games import CPU, ONE_RANK
 
 CONFIG = TrainConfig(agent="tiny", data=("own.jsonl",), lr=1e-2)
+BEST = Candidate(step=1, em=0.5, reward=0.25)
 
 
 class TinyRun:
@@ -97,11 +99,11 @@ def saved(two_checkpoints, tmp_path) -> TinyRun:
 def test_a_resumed_run_learns_bit_for_bit_as_if_it_had_not_stopped(tmp_path):
     whole = TinyRun(tmp_path)
     whole.learn()
-    whole.save(1, questions="digest", best_em=0.5)
+    whole.save(1, questions="digest", best=BEST)
     whole.learn()
     loaded = TinyRun(tmp_path, seed=1)
     state = loaded.load(loaded.newest())
-    assert state == State(1, questions="digest", best_em=0.5)
+    assert state == State(1, questions="digest", best=BEST)
     loaded.learn()
     assert equal_weights(loaded.weights(), whole.weights())
 
@@ -158,7 +160,7 @@ def test_saving_changes_nothing_before_the_first_step_and_after_it(tmp_path):
 def test_the_newest_and_the_best_checkpoints_are_kept(tmp_path):
     run = TinyRun(tmp_path)
     for step in range(1, 8):
-        run.save(step, best_step=min(step, 3))
+        run.save(step, best=replace(BEST, step=min(step, 3)))
     assert [folder.name for folder in checkpoints_of(tmp_path)] == [f"step-{step:06d}" for step in (3, 6, 7)]
 
 
@@ -180,7 +182,7 @@ BROKEN = [
 def test_where_the_newest_checkpoints_are_damaged_the_best_one_is_resumed(tmp_path):
     run = TinyRun(tmp_path)
     for step in range(1, 5):
-        run.save(step, best_step=1)
+        run.save(step, best=BEST)
     for step in (3, 4):
         cut(tmp_path / "checkpoints" / f"step-00000{step}" / "state.json")
     assert run.newest().name == "step-000001"
@@ -309,9 +311,7 @@ def edit_state(checkpoint: Path, **values: object) -> None:
 WRONG_VALUES = {
     "trained_step": ["x", -5, 2.0, True, 3, 10**400, None],
     "open_line": [[1], {"em": "x"}, {"em": None}, 10**400],
-    "best_step": ["x", -2, 1.5],
-    "best_em": ["x", None, [], 10**400],
-    "best_reward": ["x", {}],
+    "best": ["x", [], 1],
     "questions": [1, None],
     "validation": [1, None],
 }
@@ -321,8 +321,8 @@ WRONG_VALUES = {
 def test_a_best_reward_below_minus_one_is_resumed(saved, reward):
     """A bug: such a checkpoint was refused as damaged. The paper's rule gives -1.5, a user's any number."""
     checkpoint = saved.folder / "checkpoints" / "step-000002"
-    edit_state(checkpoint, best_reward=reward)
-    assert saved.load(checkpoint).best_reward == reward
+    edit_state(checkpoint, best=asdict(replace(BEST, reward=reward)))
+    assert saved.load(checkpoint).best == replace(BEST, reward=reward)
 
 
 @pytest.mark.parametrize("name", WRONG_VALUES)
@@ -336,10 +336,29 @@ def test_a_state_that_no_run_writes_is_refused(saved, name):
             saved.load(checkpoint)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [*(("step", value) for value in ("x", -1, 1.5, None)), ("em", "x"), ("em", 10**400), ("reward", None)],
+)
+def test_a_best_agent_that_no_run_names_is_refused(saved, name, value):
+    checkpoint = saved.folder / "checkpoints" / "step-000002"
+    edit_state(checkpoint, best=asdict(BEST) | {name: value})
+    with pytest.raises(UsageError, match=rf"state\.json: {name} is .*remove this checkpoint"):
+        saved.load(checkpoint)
+
+
+@pytest.mark.parametrize("name", asdict(BEST))
+def test_a_best_agent_without_a_value_is_refused(saved, name):
+    checkpoint = saved.folder / "checkpoints" / "step-000002"
+    edit_state(checkpoint, best={other: value for other, value in asdict(BEST).items() if other != name})
+    with pytest.raises(UsageError, match=rf"state\.json: .*'{name}': remove this checkpoint"):
+        saved.load(checkpoint)
+
+
 def test_a_state_without_a_value_is_refused(saved):
     checkpoint = saved.folder / "checkpoints" / "step-000002"
     (checkpoint / "state.json").write_text(json.dumps({"trained_step": 2, "format": FORMAT}))
-    with pytest.raises(UsageError, match=r"state\.json: best_em is missing: remove this checkpoint"):
+    with pytest.raises(UsageError, match=r"state\.json: best is missing: remove this checkpoint"):
         saved.load(checkpoint)
 
 

@@ -147,7 +147,7 @@ def test_the_reward_decides_between_agents_with_equal_em(base, tmp_path):
     record = resume(tmp_path, base)
     for reward in (0.2, 0.5, 0.4, 0.5):
         record.step(val_em=0.0, val_reward=reward)
-    assert record.state.best_step == 1 == exported_step(tmp_path / "agent")  # the first of two equal rewards
+    assert record.state.best.step == 1 == exported_step(tmp_path / "agent")  # the first of two equal rewards
     record.step(val_em=0.0, val_reward=0.1)
     kept = [int(folder.name[5:]) for folder in checkpoints_of(tmp_path)]
     assert kept == [1, 3, 4], "the two newest checkpoints and the best one"
@@ -158,9 +158,9 @@ def test_without_validation_the_newest_agent_is_exported(base, tmp_path):
     record.step()
     assert checkpoints_of(tmp_path) == []  # nothing has been trained yet
     record.steps(5)
-    assert record.state.best_step == 4 == exported_step(tmp_path / "agent")
+    assert record.state.best.step == 4 == exported_step(tmp_path / "agent")
     record.step()  # the last one
-    assert record.state.best_step == 6 == exported_step(tmp_path / "agent")
+    assert record.state.best.step == 6 == exported_step(tmp_path / "agent")
     assert [int(folder.name[5:]) for folder in checkpoints_of(tmp_path)] == [4, 6]
 
 
@@ -170,11 +170,11 @@ def test_until_a_validation_succeeds_the_newest_agent_is_exported(base, tmp_path
     record = resume(tmp_path, base, **settings)
     for _ in range(3):
         record.step(val_n=0, val_errors=10)
-    assert record.state.best_step == 2 == exported_step(tmp_path / "agent")
+    assert record.state.best.step == 2 == exported_step(tmp_path / "agent")
     assert capsys.readouterr().out.count("newest agent") == 1
     record.step(val_em=0.0, val_reward=-0.5)
     record.step(val_n=0, val_errors=10)
-    assert record.state.best_step == 3 == exported_step(tmp_path / "agent"), "a validation has judged it"
+    assert record.state.best.step == 3 == exported_step(tmp_path / "agent"), "a validation has judged it"
 
 
 @pytest.mark.parametrize(("settings", "best"), [({}, 1), ({"reward": "my_code:reward"}, 2)])
@@ -182,7 +182,7 @@ def test_the_best_agent_is_the_best_by_em_or_by_the_users_own_reward(base, tmp_p
     record = resume(tmp_path, base, **settings)
     for em, mean in ((0.2, -0.9), (0.5, -0.5), (0.4, -0.1), (0.4, -0.1)):
         record.step(val_em=em, val_reward=mean)
-    assert record.state.best_step == best == exported_step(tmp_path / "agent")
+    assert record.state.best.step == best == exported_step(tmp_path / "agent")
 
 
 def test_an_outage_that_breaks_the_hard_games_of_a_validation_makes_no_agent_the_best(base, tmp_path):
@@ -190,9 +190,9 @@ def test_an_outage_that_breaks_the_hard_games_of_a_validation_makes_no_agent_the
     record = resume(tmp_path, base)
     record.step(val_em=8 / 10, val_reward=0.5, val_n=10, val_errors=0)
     record.step(val_em=7 / 8, val_reward=0.6, val_n=8, val_errors=2)
-    assert record.state.best_step == 0 == exported_step(tmp_path / "agent")
+    assert record.state.best.step == 0 == exported_step(tmp_path / "agent")
     record.step(val_em=9 / 9, val_reward=0.4, val_n=9, val_errors=1)  # at least 9 of 10 are right
-    assert record.state.best_step == 2 == exported_step(tmp_path / "agent")
+    assert record.state.best.step == 2 == exported_step(tmp_path / "agent")
 
 
 def test_an_em_that_is_equal_but_for_the_digits_of_the_log_makes_no_agent_the_best(base, tmp_path):
@@ -200,7 +200,7 @@ def test_an_em_that_is_equal_but_for_the_digits_of_the_log_makes_no_agent_the_be
     record = resume(tmp_path, base)
     record.step(val_em=7 / 10, val_reward=0.6, val_n=10, val_errors=0)
     record.step(val_em=7 / 9, val_reward=0.5, val_n=9, val_errors=1)
-    assert record.state.best_step == 0 == exported_step(tmp_path / "agent")
+    assert record.state.best.step == 0 == exported_step(tmp_path / "agent")
 
 
 def stop(*_: object, **options: object) -> None:
@@ -225,7 +225,7 @@ def test_a_stop_before_a_checkpoint_is_complete_leaves_no_agent_that_no_checkpoi
             record.step(val_em=0.5, val_reward=0.1)
     resumed = resume(tmp_path, base, steps=1)
     resumed.step(val_em=0.1, val_reward=0.1)
-    assert resumed.state.best_step == 0 == exported_step(tmp_path / "agent")
+    assert resumed.state.best.step == 0 == exported_step(tmp_path / "agent")
 
 
 @pytest.mark.parametrize("steps", [1, 99])
@@ -241,7 +241,7 @@ def test_an_agent_whose_export_was_interrupted_is_exported_by_the_resumed_run(
             record.step(val_em=0.5, val_reward=0.1)
     assert exported_step(tmp_path / "agent") == 0
     resumed = resume(tmp_path, base, steps=steps)
-    assert resumed.state == resumed.saved and resumed.state.best_step == 1
+    assert resumed.state == resumed.saved and resumed.state.best.step == 1
     assert exported_step(tmp_path / "agent") == 1 == exported_weight(tmp_path)
     assert json.loads((tmp_path / "agent" / STEP_FILE).read_text())["val/em"] == 0.5
 
@@ -252,7 +252,7 @@ def test_a_removed_agent_is_exported_again_from_its_checkpoint(base, tmp_path):
         record.step(val_em=em, val_reward=0.1)
     shutil.rmtree(tmp_path / "agent")
     resumed = resume(tmp_path, base)
-    assert resumed.state.best_step == 1 == exported_step(tmp_path / "agent") == exported_weight(tmp_path)
+    assert resumed.state.best.step == 1 == exported_step(tmp_path / "agent") == exported_weight(tmp_path)
     assert resumed.state.trained_step == 3 == resumed.run.weight()
     assert resumed.run.refreshed == [3.0]
 
@@ -264,7 +264,7 @@ def test_where_the_best_agent_is_lost_the_agent_of_the_resumed_step_takes_its_pl
         record.step(val_em=em, val_reward=0.1)
     (tmp_path / "checkpoints" / "step-000003" / "state.json").unlink()
     resumed = resume(tmp_path, base)
-    assert resumed.state.best_step == 2 == exported_step(tmp_path / "agent") == exported_weight(tmp_path)
+    assert resumed.state.best.step == 2 == exported_step(tmp_path / "agent") == exported_weight(tmp_path)
     resumed.step(val_em=0.05, val_reward=0.1)
     assert exported_step(tmp_path / "agent") == 3, "the first agent that a validation has judged"
 
@@ -332,7 +332,7 @@ def test_a_run_whose_validation_questions_have_changed_is_not_resumed(base, tmp_
     for changed in (QUESTIONS[:-1], [], [replace(QUESTIONS[0], text="When?"), *QUESTIONS[1:]]):
         with pytest.raises(UsageError, match=r"step-000004 .*other validation questions.*--val-data"):
             resume(tmp_path, base, validation=changed)
-    assert resume(tmp_path, base).state.best_em == 0.5
+    assert resume(tmp_path, base).state.best.em == 0.5
 
 
 def test_a_checkpoint_of_an_older_version_is_refused_in_one_sentence(base, tmp_path):
