@@ -38,7 +38,7 @@ class BatchStats:
     kl: float
     clip_frac: float
     entropy: float
-    difference: Tensor  # (N,) log π_θ - log π_engine
+    log_ratio: Tensor  # (N,) log(π_θ / π_engine) of each agent token
     token_kl: Tensor  # (N,) k3 of each agent token
     weights_moved: bool  # whether an earlier optimiser step of the same update was taken
 
@@ -67,7 +67,7 @@ class UpdateStats:
             kl=loss.kl.item(),
             clip_frac=loss.clip_frac.item(),
             entropy=(batch.weights * output.entropy).sum().item(),
-            difference=(output.logprobs.detach() - batch.engine).cpu(),
+            log_ratio=(output.logprobs.detach() - batch.engine).cpu(),
             token_kl=loss.token_kl.cpu(),
             weights_moved=self.taken > 0,
         )
@@ -87,8 +87,8 @@ class UpdateStats:
         """The sums over all micro-batches and ranks, divided by the number of optimiser steps taken."""
         used = ranks.gather_lists(self.used)
         steps = max(1, self.taken)
-        # Before the first optimiser step, the difference is only rounding.
-        moved = [batch.difference.double() for batch in used if batch.weights_moved]
+        # Before the first optimiser step, the log-ratio is only rounding.
+        moved = [batch.log_ratio.double() for batch in used if batch.weights_moved]
         tokens = sum(map(len, moved))
         token_kl = torch.cat([torch.zeros(0), *(batch.token_kl for batch in used)])
         return {
@@ -98,25 +98,24 @@ class UpdateStats:
             "entropy": sum(batch.entropy for batch in used) / steps,
             "grad_norm": self.grad_norms / steps,
             "update/skipped": float(self.skipped),
-            # Estimates KL(policy that sampled || policy now) as the mean of log π_engine - log π_θ over the
-            # sampled tokens. `difference` has the other sign.
-            "update/kl": -sum(difference.sum().item() for difference in moved) / max(tokens, 1),
+            # Estimates KL(policy that sampled || policy now) as the mean of -log_ratio.
+            "update/kl": -sum(log_ratio.sum().item() for log_ratio in moved) / max(tokens, 1),
             **self.gap,
             "kl_median": token_kl.median().item() if len(token_kl) else 0.0,
         }
 
 
-def gap_metrics(differences: Sequence[Tensor], *, cap: float) -> dict[str, float]:
+def gap_metrics(log_ratios: Sequence[Tensor], *, cap: float) -> dict[str, float]:
     """The metrics of the gap and of the importance weights, over all tokens.
 
-    `differences` are the policy's log-probabilities minus the engine's, in nats. The gap of a token is the
-    absolute difference. Returns the maximum, the mean and the 99th percentile of the gap, the mean of the
+    `log_ratios` are the policy's log-probabilities minus the engine's, in nats. The gap of a token is the
+    absolute value. Returns the maximum, the mean and the 99th percentile of the gap, the mean of the
     weights, and the share of weights that `cap` truncates.
     """
-    difference = torch.cat(list(differences)) if differences else torch.zeros(1)
-    gap = difference.abs()
+    log_ratio = torch.cat(list(log_ratios)) if log_ratios else torch.zeros(1)
+    gap = log_ratio.abs()
     high = gap.kthvalue(math.ceil(0.99 * len(gap))).values
-    ratio = difference.exp()
+    ratio = log_ratio.exp()
     weights = ratio.clamp(max=cap) if cap else torch.ones(1)
     truncated = ratio > cap if cap else torch.zeros(1)
     return {
@@ -181,8 +180,8 @@ def optimizer_step(
     rank raises it if the weights are not finite. Then they are not saved.
     """
     if stats.before_first_step:
-        differences = ranks.gather_lists([batch.difference for batch in stats.pending])
-        stats.gap = gap_metrics(differences, cap=importance_cap_of(policy))
+        log_ratios = ranks.gather_lists([batch.log_ratio for batch in stats.pending])
+        stats.gap = gap_metrics(log_ratios, cap=importance_cap_of(policy))
         check_gap(stats.gap, gap_limit)
     ranks.sum_gradients(policy)
     # The norm over all weights and ranks, before it is clipped.
