@@ -37,26 +37,27 @@ EMPTY_PLAN = RowPlan((), 0, {})
 def divide(games: Sequence[Trajectory], *, ranks: int, tokens_per_batch: int) -> list[list[list[int]]]:
     """Divide games among ranks and micro-batches: for each rank, the numbers of each micro-batch's games.
 
-    A micro-batch has at most `tokens_per_batch` columns, or a single game. A single rank packs its rows as
-    full as it can. Several ranks wait for each other at every micro-batch, so they get equally many of about
-    equal size, some of them perhaps empty. The result depends on the arguments alone.
-
     For example, two ranks get games that have 6,000 columns together, and a micro-batch has at most 2,000.
     Then each rank gets two rows of about 1,500 columns. They are filled with parts of groups: a part is a
     single game, or several games of at most 750 columns together.
+
+    A micro-batch has at most `tokens_per_batch` columns, or a single game. A single rank packs its rows as
+    full as it can. Several ranks wait for each other at every micro-batch, so they get equally many of about
+    equal size, some of them perhaps empty. The result depends on the arguments alone.
     """
+    if not games:
+        return [[] for _ in range(ranks)]
     groups = group_rows(games)
     if ranks == 1:
         parts = split_groups(groups, tokens_per_batch)
         rows = first_fit(parts, tokens_per_batch)
         return [[list(row.games) for row in rows]]
-    total = sum(sum(group, EMPTY_PLAN).size for group in groups)
-    per_rank = math.ceil(total / (ranks * tokens_per_batch))
-    columns_per_row = total // max(ranks * per_rank, 1)  # If there are no games, this is 0.
-    # All rows should be equally full. Smaller parts balance better, and larger parts repeat fewer openings.
-    # Half a row is the compromise.
-    half_row = columns_per_row // 2
-    parts = split_groups(groups, min(tokens_per_batch, half_row))
+    columns = sum(sum(group, EMPTY_PLAN).size for group in groups)
+    per_rank = math.ceil(columns / (ranks * tokens_per_batch))  # rows of a rank
+    even_row = columns // (ranks * per_rank)  # columns of a row, if all rows are equally full
+    # Smaller parts balance better, and larger parts repeat fewer openings. Half a row is the compromise.
+    parts = split_groups(groups, even_row // 2)
+    # Repeated openings and uneven parts may exceed the limit. Then `balance` gives each rank more rows.
     rows = balance(parts, ranks=ranks, per_rank=per_rank, limit=tokens_per_batch)
     # The largest rows come first: with two ranks, rank 0 takes rows 0 and 2, and rank 1 takes rows 1 and 3.
     return [[list(row.games) for row in rows[rank::ranks]] for rank in range(ranks)]
