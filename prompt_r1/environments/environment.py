@@ -207,10 +207,10 @@ class Environment:
                 raise
 
     async def _send(self, call: Call) -> Reply:
-        """Send the request of a call until there is a reply, for at most CALL_DEADLINE seconds.
+        """Send the request of a call until there is a reply.
 
-        Raises EnvError if the call failed, Resumable if the server accepts no calls, and what `request`
-        raises before a request.
+        No request begins later than CALL_DEADLINE seconds after the call has got its slot. Raises EnvError if
+        the call failed, Resumable if the server accepts no calls, and what `request` raises before a request.
         """
         member = call.member
         name = member.source.name

@@ -13,8 +13,9 @@ from prompt_r1.types import Message
 # The fields of a request that limit the tokens of its reply: OpenAI's newer models take only the second.
 REPLY_LIMITS = ("max_tokens", "max_completion_tokens")
 
-# A call fails after this many seconds without a reply. A game of five turns makes up to four calls, which
-# together must take less than the hour that the other ranks wait for a rank (`start_ranks`).
+# No request of a call begins later than this many seconds after the call began. A request that begins in time
+# has its whole `timeout`. A game of five turns makes up to four calls, which together must take less than the
+# hour that the other ranks wait for a rank (`start_ranks`).
 CALL_DEADLINE = 600.0
 
 

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from prompt_r1.environments.budget import Price
+from prompt_r1.environments.endpoint import Endpoint
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.own import OwnSource
 from prompt_r1.environments.sources import CALL_DEADLINE
@@ -128,7 +129,7 @@ def test_a_hanging_object_of_the_user_fails_its_call_before_the_other_ranks_give
     assert run_jumping(seconds()) == pytest.approx(CALL_DEADLINE)
     calls_of_a_game = GameSettings().max_turns - 1
     hour_of_the_ranks = signature(start_ranks).parameters["timeout"].default
-    assert calls_of_a_game * CALL_DEADLINE < hour_of_the_ranks
+    assert calls_of_a_game * (CALL_DEADLINE + Endpoint.timeout) < hour_of_the_ranks
 
 
 def test_a_priced_object_of_the_user_that_hangs_is_charged_at_its_estimate():
