@@ -5,7 +5,6 @@ Before the loop:
     preflight      read and check the settings of the programs, before torch is imported
     run_folder     make, check and lock the folder of a run
     start          fork the ranks, open the environment, load the models and questions
-    forked_ranks   ranks without torchrun, on a CPU
     signals        what a signal cancels, and when it ends the run
     models         which weights play, learn and are the reference
     run            the parts of a run and its questions, and what the loop asks of them
@@ -34,6 +33,7 @@ Write down, in each step:
 Beside a run:
 
     dry_run        estimate what a run will cost
+    forked_ranks   the processes of the ranks on a CPU, without torchrun
     settings       the settings of the warm start
     warm_start     teach the format by recorded games, a program of its own
     supervised     fine-tune an agent on games
