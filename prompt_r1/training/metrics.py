@@ -36,7 +36,7 @@ class GameMetrics:
     stop: Stop | None
     tokens: int  # of the whole dialogue
     sampled_tokens: int
-    calls: int  # The call that failed counts too.
+    calls: int  # also the call that failed, and calls whose reply was in the journal
     latencies: list[float]  # seconds of each call with a reply
     usd: float
     score: Score | None  # None: the environment broke the game.
@@ -48,9 +48,6 @@ def metrics_of_game(game: ScoredGame) -> GameMetrics:
     """Measure one game."""
     trajectory = game.trajectory
     latencies = [turn.latency for turn in trajectory.turns if turn.reply is not None]
-    calls = len(latencies)
-    if trajectory.stop == "env_error":
-        calls += 1  # The game ended with its first failed call.
     score = None
     if game.reward is not None:
         answer, answers = trajectory.answer or "", trajectory.question.answers
@@ -65,7 +62,7 @@ def metrics_of_game(game: ScoredGame) -> GameMetrics:
         stop=trajectory.stop,
         tokens=len(trajectory.tokens),
         sampled_tokens=sum(trajectory.sampled),
-        calls=calls,
+        calls=trajectory.spent.calls,
         latencies=latencies,
         usd=trajectory.spent.usd,
         score=score,

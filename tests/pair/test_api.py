@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import json
+import random
 import shutil
 import subprocess
 import sys
@@ -18,13 +19,14 @@ import prompt_r1
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.journal import Journal
 from prompt_r1.environments.own import OwnSource
-from prompt_r1.environments.sources import Busy, Caller, Reply, Source
+from prompt_r1.environments.sources import Busy, Caller, Refused, Reply, Source
 from prompt_r1.pair.agent import Sampling, play_question
 from prompt_r1.pair.api import LoopThread, Pair
 from prompt_r1.pair.named_agent import GAME_FILE
 from prompt_r1.settings.fields import write_yaml
 from prompt_r1.settings.train import TrainConfig
 from prompt_r1.types import Message, Question
+from tests.support.at_once import at_once
 from tests.support.counting import CountingSource
 from tests.support.counting import environment as counted_environment
 from tests.support.echo_agent import EchoAgent, Shouting, paid_environment
@@ -285,6 +287,29 @@ def test_a_game_that_is_played_again_pays_nothing_and_another_sample_or_epoch_as
         return environment.take_metrics()["env/paid"]
 
     assert [calls_paid(), calls_paid(), calls_paid(sample=1), calls_paid(epoch=1)] == [2, 0, 2, 2]
+
+
+def test_the_calls_on_the_bill_of_a_game_are_its_replies_and_the_call_that_failed(tmp_path):
+    """Replies from the journal and shared failures count. Requests that are sent again do not."""
+    rng = random.Random(0)
+    script = []
+    for _ in range(30):
+        busy = Busy("HTTP 503", may_be_billed=True)
+        script.append(rng.choice([Reply("fine", tokens_in=10), busy, Refused("HTTP 400")]))
+    source = CountingSource(*script, samples=False)
+    environment = counted_environment(source, folder=tmp_path)
+    texts = [f"{calls}: {letter}" for calls in (1, 2, 3) for letter in "abcdef"]
+    games = at_once(
+        play_question(EchoAgent(), environment, Question("q", "d", text, ("a",)), Sampling("0"))
+        for text in [*texts, *texts]
+    )
+    for game in games:
+        calls = sum(turn.reply is not None for turn in game.turns)
+        if game.stop == "env_error":
+            calls += 1
+        assert game.spent.calls == calls > 0
+    assert {game.stop for game in games} == {"answered", "env_error"} and not source.script
+    assert environment.take_metrics()["env/reused"] > 0
 
 
 def test_a_timeout_of_a_network_disk_is_not_the_time_limit_of_a_question():

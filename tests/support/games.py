@@ -17,6 +17,7 @@ from prompt_r1.model.packing import Packed, pack
 from prompt_r1.model.policy import Policy, PolicyOutput
 from prompt_r1.protocol import parse
 from prompt_r1.reward import OwnReward, Rule, score_games
+from prompt_r1.spending import Spending
 from prompt_r1.training.batches import Batch, micro_batches_of
 from prompt_r1.training.loss_function import loss_of_run
 from prompt_r1.training.update import GAP, GapLimit, UpdateStats, importance_cap_of
@@ -49,7 +50,8 @@ def game_of_turns(*texts: str, stop="answered") -> Trajectory:
     """A game with these turns of the agent, of which the last gets no reply; it has no tokens."""
     replies = ["r"] * (len(texts) - 1) + [None]
     turns = [Turn(text, parse(text), reply) for text, reply in zip(texts, replies, strict=False)]
-    return Trajectory(ANNA, turns=turns, stop=stop)
+    calls = len(texts) if stop == "env_error" else len(texts) - 1
+    return Trajectory(ANNA, turns=turns, stop=stop, spent=Spending(calls=calls))
 
 
 def random_game(seed: int, *, stop="answered") -> Trajectory:

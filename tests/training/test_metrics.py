@@ -44,7 +44,7 @@ def test_the_metrics_of_a_game_count_its_turns_calls_and_tokens():
         [think("a", prompt="Who?"), think("b", prompt="Who else?"), think("c", answer="Keller")],
         ["Bob.", "Anna."],
     )
-    game.spent = Spending(usd=0.25)
+    game.spent = Spending(calls=2, usd=0.25)
     [found] = scored(game)
     metrics = metrics_of_game(found)
     assert (metrics.score.em, metrics.score.f1, metrics.score.is_well_formed) == (0.0, 2 / 3, True)
@@ -62,7 +62,9 @@ def test_the_metrics_of_a_game_count_its_turns_calls_and_tokens():
 
 def test_a_game_that_the_environment_broke_has_its_failed_call_but_no_score():
     texts = [think("a", prompt="Who?"), think("b", prompt="Who?")]
-    broken = metrics_of(play_script(QUESTION, texts, ["Bob.", EnvError("HTTP 500")]))
+    game = play_script(QUESTION, texts, ["Bob.", EnvError("HTTP 500")])
+    game.spent = Spending(calls=2)
+    broken = metrics_of(game)
     assert (broken.stop, broken.calls) == ("env_error", 2)
     assert broken.score is None and broken.sampled_tokens > 0
 
@@ -157,7 +159,7 @@ def test_dropped_groups_are_a_share_of_all_groups_and_no_spread_of_the_kept_ones
     """One of three groups is broken; one of the other two has equal rewards."""
     right, wrong = game_of_turns(GOOD, RIGHT), game_of_turns(WRONG)
     broken = game_of_turns(GOOD, stop="env_error")
-    right.spent = Spending(usd=0.25)
+    right.spent = Spending(calls=1, usd=0.25)
     games_PG = score_and_compare([[broken, broken], [right, right], [right, wrong]], RULE)
     metrics = step_metrics(games_PG, ONE_RANK, rollout_seconds=2.0)
     assert metrics["groups/dropped"] == pytest.approx(1 / 3) and metrics["groups/no_spread"] == 1 / 2
@@ -193,7 +195,7 @@ def test_two_ranks_with_different_shares_have_the_metrics_of_one_process():
     """A mean of the means of the ranks would weigh the games of the smaller share more."""
     right, half, wrong = game_of_turns(GOOD, RIGHT), game_of_turns(GOOD, HALF), game_of_turns(WRONG)
     broken = game_of_turns(GOOD, stop="env_error")
-    right.spent = Spending(usd=0.25)
+    right.spent = Spending(calls=1, usd=0.25)
     half.turns[0] = replace(half.turns[0], latency=3.0)
     games = [[right, half], [right, wrong], [right, right], [broken, broken], [wrong, wrong]]
     games_PG = score_and_compare(games, RULE, pays_for_turns)
