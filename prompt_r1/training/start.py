@@ -133,11 +133,9 @@ def open_parts(
 
 
 def warm_up(run: Run) -> None:
-    """Compute one full micro-batch of made-up games, before the KV cache takes its memory.
+    """Compute one full micro-batch of made-up games, so that `memory_left` keeps room for an update.
 
-    On GPUs the cache takes a share of `memory_left`, which keeps room for the largest update so far. So this
-    micro-batch is as large as those of the training. (Adam has its states already.) The policy is not
-    changed: the games count 0 in the loss, and the gradients are dropped.
+    The policy is not changed: the games count 0 in the loss, and the gradients are dropped.
     """
     game_tokens = run.config.max_tokens
     game = Trajectory(Question("warm-up", "", "", ()))
@@ -177,6 +175,6 @@ def make_optimizer(policy: Policy, config: TrainConfig, device: torch.device) ->
         # The fused AdamW needs no temporary tensors as large as the weights.
         fused=device.type == "cuda",
     )
-    # The states take their memory before the engine measures how much is free for its KV cache.
+    # The states are made before the KV cache, which takes a share of the memory that is left (`memory_left`).
     begin_states(optimizer)
     return optimizer
