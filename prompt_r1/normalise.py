@@ -75,12 +75,14 @@ OPENING = r"[ ({\[]*"
 
 # Each pattern is replaced everywhere, in this order. The text is in lower case and has single blanks.
 RULES = (
-    # Apostrophes: it's → its
-    (rf"(?<={LETTER})'(?={LETTER})", ""),
+    # Marks at or in a word: it's → its, 9 a.m. - 5 p.m. → 9 am - 5 pm
+    (rf"(?<={LETTER})[.!?\"]+|(?<={LETTER})'(?={LETTER})", ""),
     # Thousands: 1,234 → 1234 and, as written in India, 1,00,000 → 100000, but not 1,23.
     (r"(?<=\d),(?=(?:\d\d,){0,4}\d{3}(?!\d))", ""),
     # Powers: x**2 → x^2, but not **bold** text.
     (r"(?<=[\w)}\]|])( ?)\*\*\1(?=[-+\w.({\\|])", "^"),
+    # The plus of a sum: 2xy + 3 → 2xy+3, disney + pixar → disney+pixar
+    (r"(?<=[\w)}\]|]) \+ (?=[\w({\\|])", "+"),
     # Fractions, equations and exponents: 1 / 3 → 1/3, f = ma → f=ma, 10 ^ {5} → 10^5
     (rf" ?([/=^]){OPENING}", r"\1"),
     # The plus of a positive number: +5 → 5, it is +5 → it is 5, 1e+5 → 1e5, but not x+5.
@@ -89,10 +91,11 @@ RULES = (
     (rf"({WORD})-+(?=\w)|(?<=\w)-+(?={WORD})", r"\1"),
     # Dashes: world war ii - 1939 → world war ii 1939, but not x - 1.
     (rf"({WORD}) -+ |(?<!\S)-+ (?={WORD})", r"\1 "),
-    # Ranges: 18-20 → 18 20, but not x^2-1.
-    (r"(?<![\w.^])(\.?\d[\d.]*) ?-+ ?(?=\.?\d)", r"\1 "),
+    # Ranges: 18-20 → 18 20, 50% - 60% → 50 60%, but not x^2-1.
+    (r"(?<![\w.^])(\.?\d[\d.]*)%? ?-+ ?(?=\.?\d)", r"\1 "),
     # Signs and comparisons: x - 1 → x-1, t > 0 → t>0. After a word they begin the next: it is < 5 → it is <5.
-    (rf"({WORD} )? ?(?<!\+)([-+<>≤≥≠])(?!\+){OPENING}", r"\1\2"),
+    # A sign at the end of a name stays there: disney+ and hulu.
+    (rf"({WORD} )? ?(?<!\+)([-+<>≤≥≠])(?!\+)(?!(?<={LETTER}[-+]) {WORD}){OPENING}", r"\1\2"),
     # Marks that separate: red,blue → red blue, 3:2 → 3 2, f(-1) → f -1
     (rf",|[*:;({{\[](?=[-+])|(?<=\d){MARK}+(?=\.?\d)", " "),
     # All other marks: u.s. → us

@@ -211,6 +211,10 @@ def test_the_case_of_letters_never_counts() -> None:
             assert exact_match(other, [text]) == f1(text, [other]) == 1, (text, other)
 
 
+def test_a_plus_at_the_end_of_a_name_does_not_join_the_next_word() -> None:
+    assert f1("Canal+", ["Canal+ Group"]) == f1("Na+ channel", ["Na+"]) == f1("A+", ["A+ grade"]) == 2 / 3
+
+
 def test_a_comparison_is_one_word_so_a_letter_alone_earns_nothing() -> None:
     assert f1("T > 0", ["T > 1"]) == f1("x < 3", ["x < 4"]) == 0
 
