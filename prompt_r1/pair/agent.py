@@ -127,10 +127,11 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Limits:
-    """The most that one question may cost. None means no limit. Raises UsageError for a limit of nothing.
+    """The most that one question may cost. None means no limit.
 
     Dollars include requests without a reply that may be billed. A game of N turns makes at most N - 1 calls.
-    `turns` can only lower the agent's own limit, which is --max-turns or the limit of its training.
+    `turns` can only lower the agent's own limit, which is --max-turns or the limit of its training. Raises
+    UsageError for a limit that no game can keep.
     """
 
     turns: int | None = None
@@ -140,9 +141,11 @@ class Limits:
     def __post_init__(self) -> None:
         if self.turns is not None and self.turns < 1:
             raise UsageError("Limits(turns=…) must be 1 or more")
-        for name, limit in {"usd": self.usd, "seconds": self.seconds}.items():
-            if limit is not None and not limit > 0:  # also for NaN
-                raise UsageError(f"Limits({name}=…) must be above 0")
+        if self.usd is not None and not self.usd > 0:  # also for NaN
+            raise UsageError("Limits(usd=…) must be above 0")
+        # 0 seconds and less are no mistake: the time is over.
+        if self.seconds is not None and math.isnan(self.seconds):
+            raise UsageError("Limits(seconds=…) must be a number")
 
 
 NO_LIMITS = Limits()

@@ -168,11 +168,13 @@ def test_lost_requests_count_towards_the_limit_in_dollars():
     assert source.calls == 3 and asked.budget.spent.usd <= limit
 
 
-def test_a_game_that_takes_too_long_is_cancelled():
+@pytest.mark.parametrize("seconds", [0.05, 0, -1])
+def test_a_game_that_takes_too_long_is_cancelled(seconds):
+    """A caller may compute what is left of its own time, and nothing may be left."""
     agent = EchoAgent(seconds=5)
     with pair_of(agent=agent) as pair:
-        with pytest.raises(prompt_r1.LimitReached, match=r"limit of 0\.05 s"):
-            pair.ask(QUESTION, limits=prompt_r1.Limits(seconds=0.05))
+        with pytest.raises(prompt_r1.LimitReached, match=rf"limit of {seconds} s"):
+            pair.ask(QUESTION, limits=prompt_r1.Limits(seconds=seconds))
         assert agent.running == 0
 
 
@@ -402,10 +404,10 @@ def test_what_is_no_question_is_refused(asked, question, sentence, pair):
     [
         ({"turns": 0}, "turns=…. must be 1 or more"),
         *[({"usd": usd}, "usd=…. must be above 0") for usd in (float("nan"), 0.0, -1.0)],
-        ({"seconds": float("nan")}, "seconds=…. must be above 0"),
+        ({"seconds": float("nan")}, "seconds=…. must be a number"),
     ],
 )
-def test_a_limit_of_nothing_is_refused(limits, sentence):
+def test_a_limit_that_no_game_can_keep_is_refused(limits, sentence):
     """Bugs: without a turn, a game ended without a reason; and no cost or time is above NaN."""
     with pytest.raises(prompt_r1.UsageError, match=sentence):
         prompt_r1.Limits(**limits)
