@@ -56,10 +56,9 @@ def keep_settings(evaluation: Evaluation) -> None:
     dependencies = dependencies_of(evaluation)
     # The tables also show what an earlier command asked, below the names of its agents.
     for agent in evaluation.agents.values():
-        path = Path(agent.built().path)
-        name = f"digest of {path}"
+        name = f"digest of {agent.path}"
         if name in kept and name not in dependencies:
-            dependencies[name] = _digest(path)
+            dependencies[name] = _digest(Path(agent.built().path))
     for name, value in dependencies.items():
         if kept.get(name, value) != value:
             raise UsageError(f"--out {folder}: {name} has changed since its answers: give another --out")
@@ -83,26 +82,30 @@ def dependencies_of(evaluation: Evaluation) -> dict[str, str]:
             found[f"request to {system.environment}"] = repr([asked.env_system, asked.env_args, asked.route])
         if METHODS[system.method].agent == "start":
             found[f"game of {agent.start}"] = game_of(agent)
-    for path in files_of(evaluation):
-        found[f"digest of {path}"] = _digest(Path(path))
+    for name, path in files_of(evaluation).items():
+        found[f"digest of {name}"] = _digest(path)
     return found
 
 
-def files_of(evaluation: Evaluation) -> list[str]:
-    """The files and folders on this machine that the answers depend on.
+def files_of(evaluation: Evaluation) -> dict[str, Path]:
+    """The files and folders on this machine that the answers depend on, by their names.
 
-    They are the question files that prepare methods, and the environments and agents in this process.
+    They are the question files that prepare methods, and the environments and agents in this process. `mini`,
+    `smollm2` and a GGUF file have a folder that is made for them, which has another name when it changes.
     """
     config = evaluation.config
     names = [name for name in (*config.train_data, *config.val_data) if not is_mini_data(name)]
+    paths = {name: Path(name) for name in names}
     environments = config.optimizer_env.split(",")
     for system, agent in evaluation.systems.items():
         environments += system.environment.split(",")
         if METHODS[system.method].agent:
-            names.append(str(agent.built().path))
-    names += [name.removeprefix("hf:") for name in environments if name.startswith("hf:")]
-    # Several systems may have one agent. Its weights are read only once.
-    return [name for name in dict.fromkeys(names) if Path(name).exists()]
+            paths[str(agent.path)] = Path(agent.built().path)
+    for name in environments:
+        if name.startswith("hf:"):
+            folder = name.removeprefix("hf:")
+            paths[folder] = Path(folder)
+    return {name: path for name, path in paths.items() if path.exists()}
 
 
 def game_of(agent: NamedAgent) -> str:

@@ -33,7 +33,7 @@ from prompt_r1.evaluation.preflight import (
     read_evaluation,
 )
 from prompt_r1.evaluation.settings import EvaluateConfig
-from prompt_r1.miniworld.agent import mini_agent
+from prompt_r1.pair import named_agent
 from prompt_r1.pair.named_agent import GAME_FILE, NamedAgent
 from prompt_r1.settings.agent import ENVIRONMENT_SYSTEM
 from prompt_r1.settings.train import TrainConfig
@@ -444,11 +444,17 @@ def test_an_agent_that_is_named_by_its_run_is_read_once_for_its_digest(tmp_path,
 
 
 @pytest.mark.parametrize("name", ["prompt-r1", "untrained"])
-def test_the_agent_mini_has_a_digest(name):
-    """A bug: its name is no folder, so a folder was resumed after the mini agent had been rebuilt."""
+def test_a_mini_agent_that_has_been_rebuilt_is_noticed(name, tmp_path, monkeypatch):
+    """A bug: nothing was compared, because the folder of a rebuilt agent has another name."""
     config = EvaluateConfig(agent=("mini",), method=(name,))
-    [digest] = digested_by(config, find_agents(config))
-    assert "mini" in digest and digest.startswith("digest of /")
+    digests = []
+    for weights in (b"old", b"new"):
+        folder = tmp_path / f"mini-agent-{weights.decode()}"
+        folder.mkdir()
+        (folder / "model.safetensors").write_bytes(weights)
+        monkeypatch.setattr(named_agent, "make_agent", lambda name, seed, folder=folder: str(folder))
+        digests.append(dependencies_of(evaluation_of(config, find_agents(config)))["digest of mini"])
+    assert digests[0] != digests[1]
 
 
 def test_a_folder_beside_the_run_is_not_taken_for_what_has_its_name(tmp_path, monkeypatch):
@@ -459,7 +465,7 @@ def test_a_folder_beside_the_run_is_not_taken_for_what_has_its_name(tmp_path, mo
     agents = {"mini": NamedAgent("mini", TrainConfig(), "mini")}
     data = {"train_data": ("mini",), "val_data": ("mini",)}
     config = EvaluateConfig(agent=("mini",), env=("mini", "smollm2,large"), method=("untrained",), **data)
-    assert digested_by(config, agents) == {f"digest of {mini_agent(0, tmp_path)}"}
+    assert digested_by(config, agents) == {"digest of mini"}
 
 
 def test_a_users_function_is_asked_for_questions_after_all_other_checks(tmp_path, monkeypatch):
