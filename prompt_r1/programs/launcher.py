@@ -25,11 +25,11 @@ def launcher_number(name: str, *, default: int) -> int:
 
 
 def check_device(name: str) -> None:
-    """Raise UsageError for a name that names no device, and for one GPU as the device of several ranks.
+    """Raise UsageError for a name that names no device, and for one GPU for several ranks of a machine.
 
     Only torch knows whether there is a GPU.
     """
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", name):
         raise UsageError(f"--device {name}: no such device; choose auto, cpu or cuda")
-    if ":" in name and has_other_ranks():
+    if ":" in name and launcher_number("LOCAL_WORLD_SIZE", default=1) > 1:
         raise UsageError(f"--device {name}: all ranks would take this GPU; with cuda, each takes its own")

@@ -140,8 +140,8 @@ def four_steps(case: Case, ranks: Ranks) -> Outcome:
         for number, games in zip(numbers, games_PG, strict=True):
             record_logprobs_of(sampling_policy, games)
             record_a_gap(games, 0.1 * (number + 1))
-        learned_PG = games_to_learn_from(games_PG, ranks, mask_truncated=False, skip_no_spread=False)
-        mini_batches = mini_batches_of(learned_PG, ranks, mini_batch=8)
+        used_PG = games_to_learn_from(games_PG, ranks, mask_truncated=False, skip_no_spread=False)
+        mini_batches = mini_batches_of(used_PG, ranks, mini_batch=8)
         metrics.append(learner.learn(mini_batches))
         rollout_policy.copy_weights_from(policy)
     return Outcome(
@@ -456,11 +456,13 @@ def test_several_ranks_do_not_take_one_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("LOCAL_RANK", "1")
+    for name, value in {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "LOCAL_RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
     with pytest.raises(UsageError, match=r"--device cuda:0: all ranks would take this GPU"):
         pick_device("cuda:0")
     assert pick_device("cuda") == torch.device("cuda", 1)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")  # The other rank is on another machine.
+    assert pick_device("cuda:0") == torch.device("cuda", 0)
 
 
 def test_a_missing_gpu_is_named(monkeypatch):

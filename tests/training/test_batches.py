@@ -104,8 +104,8 @@ def random_play(ranks: int, mini_batches: int, *, seed: int) -> list[list[list[S
 
 def mini_batches_of_10(games_PG: list[list[ScoredGame]], ranks: Ranks) -> list[list[ScoredGame]]:
     """The games that enter the loss, by optimiser steps of ten games."""
-    learned_PG = games_to_learn_from(games_PG, ranks, mask_truncated=False, skip_no_spread=False)
-    return mini_batches_of(learned_PG, ranks, mini_batch=10)
+    used_PG = games_to_learn_from(games_PG, ranks, mask_truncated=False, skip_no_spread=False)
+    return mini_batches_of(used_PG, ranks, mini_batch=10)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
