@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers.utils import logging
 
 from prompt_r1.miniworld.demonstrations import GAMES, WORLDS, Demonstrator, demonstrations, play_demonstration
 from prompt_r1.model.fine_tuning import fine_tune
@@ -111,6 +112,7 @@ def mini_agent(seed: int, cache_dir: Path | str, *, build: Callable[[int], MiniA
             parts = build(seed)
         finally:
             torch.set_num_threads(threads)
+        logging.disable_progress_bar()  # It would end the work where nobody reads stderr.
         for part in parts:
             part.save_pretrained(new_folder)
 
