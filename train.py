@@ -157,7 +157,8 @@ def main(config: TrainConfig) -> None:
             train(run, record)
             if run.questions.test:
                 record.free_for_test()
-                run.log.say("\n" + compare_on_test(run, run.questions.test))
+                with record.checkpoint_on_user_error():
+                    run.log.say("\n" + compare_on_test(run, run.questions.test))
             record.say_results()
         except Resumable as error:  # A signal came, a limit was reached, or the environment fails.
             raise record.save_and_stop(error) from None

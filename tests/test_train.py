@@ -334,6 +334,18 @@ def test_a_mistake_in_code_of_the_user_costs_no_step_that_was_trained(
     assert all(torch.equal(tensors[name], tensor) for name, tensor in expected.items())
 
 
+def test_an_environment_that_fails_in_the_test_says_that_the_command_resumes(
+    asking_agent, tmp_path, own_code
+):
+    question = {"question": "Who directed Silent Valley?", "answer": "Felix Berger"}
+    (tmp_path / "test.jsonl").write_text(json.dumps(question))
+    line = ["--steps", 2, "--reward", "own_code:length", "--env", "py:own_code:Fragile", "--max-turns", 2]
+    train_run(tmp_path, asking_agent, *line)
+    sys.modules["own_code"].Fragile.error = FatalEnvError("invalid key")
+    with pytest.raises(FatalEnvError, match="invalid key; stopped after step 2, the same command resumes"):
+        train_run(tmp_path, asking_agent, *line, "--test-data", tmp_path / "test.jsonl")
+
+
 def test_centred_advantages_are_not_divided_by_the_deviation(asking_agent, tmp_path, own_code):
     line = "--advantage centred --reward own_code:length --max-turns 1".split()
     run = train_run(tmp_path, asking_agent, *line)
