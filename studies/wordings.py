@@ -78,7 +78,8 @@ request, and the first wrong one.
 
 The agent. Agent and environment are both SmolLM2: a pair of equals. The commands below make a smaller agent,
 16 of the 30 layers of SmolLM2, heal it on 4,800 lookups of made-up cities and 1,600 demonstrations of the
-mini world (an estimate: 95 CPU minutes), and run the study with it. This has not been tried.
+mini world (109 CPU minutes), and run the study with it. It fails at its gate: in fold 0, the only one that
+was tried, 8.5 % of the 94 requests are about the right city.
 
     python -m studies.wordings --cut runs/cut
     python -m prompt_r1.training.warm_start --agent runs/cut/start --games runs/cut/games.jsonl \
