@@ -6,7 +6,7 @@
 
 SQuAD's rules were made for names. In mathematics they make wrong answers right: "-5" equals "5", "1/2" equals
 "12", and "2x+3" equals "2x-3". The strict rules (`RULES`) also keep the point of a number, and the operators
-- + / = ^ < > ≤ ≥ ≠ without the blanks around them. After a word, the blank before a sign or a comparison
+- + / = ^ < > ≤ ≥ ≠ without the blanks around them. After a word, the blank before a minus or a comparison
 stays:
 
     x = - 5               x=-5
@@ -68,10 +68,11 @@ WORD = (
     rf"(?!(?:pi|sqrt|sin|cos|tan|log|ln|exp)(?!{LETTER}))"  # no name of mathematics
     rf"{LETTER}{{2,}}"  # several letters
 )
-POINT = r"(?:(?<=\d)|(?<![\w.]))\.(?=\d)"  # of 3.14 and .5
+# The point of 3.14 and of .5.
+POINT = r"(?:(?<=\d)|(?<![\w.]))\.(?=\d)"
 # A mark of punctuation that may be dropped: no operator, no point of a number, and not the # of C#.
 MARK = rf"(?:(?![-+/=^<>]|{POINT}|(?<=\w)#)[{re.escape(string.punctuation)}])"
-OPENING = r"[ ({\[]*"
+OPENING = r"[ ({\[]*"  # the blanks and opening brackets after an operator
 
 # Each pattern is replaced everywhere, in this order. The text is in lower case and has single blanks.
 RULES = (

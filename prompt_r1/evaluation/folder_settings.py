@@ -90,12 +90,13 @@ def dependencies_of(evaluation: Evaluation) -> dict[str, str]:
 def files_of(evaluation: Evaluation) -> dict[str, Path]:
     """The files and folders on this machine that the answers depend on, by their names.
 
-    They are the question files that prepare methods, and the environments and agents in this process. `mini`,
-    `smollm2` and a GGUF file have a folder that is made for them, which has another name when it changes.
+    They are the question files that prepare methods, and the environments and agents in this process. An
+    agent has the name that the user gave: `mini`, `smollm2` and a GGUF file get a folder with another name
+    when they change.
     """
     config = evaluation.config
-    names = [name for name in (*config.train_data, *config.val_data) if not is_mini_data(name)]
-    paths = {name: Path(name) for name in names}
+    data = (*config.train_data, *config.val_data)
+    paths = {name: Path(name) for name in data if not is_mini_data(name)}
     environments = config.optimizer_env.split(",")
     for system, agent in evaluation.systems.items():
         environments += system.environment.split(",")

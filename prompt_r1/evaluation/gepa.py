@@ -22,7 +22,7 @@ from prompt_r1.evaluation.searches import VALIDATED_ON, Algorithm, Data, PromptS
 from prompt_r1.types import Question
 
 BATCH = 3  # the number of training questions in an iteration
-METRIC_CALLS = 150  # After these calls of the environment, no iteration begins.
+METRIC_CALLS = 150  # calls of the environment after which no iteration begins
 # What may follow the opening fence of a block, as in "```text".
 LANGUAGE = re.compile("[a-z]+|Text|Plaintext|Markdown|Prompt")
 ROLE = "You improve the instructions of language models."

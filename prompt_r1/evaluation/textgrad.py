@@ -81,7 +81,7 @@ async def rewrite(search: PromptSearch, prompt: str, batch: Sequence[Question], 
     async def criticise(question: Question, sample: int) -> str:
         [prediction] = await search.try_prompt(prompt, [question])
         exchange = f"<LM_INPUT>{question.text}</LM_INPUT>\n<LM_OUTPUT>{prediction.raw}</LM_OUTPUT>"
-        answer_note = await search.ask_optimizer(
+        answer_critique = await search.ask_optimizer(
             CRITIC,
             f"A language model was asked and answered:\n{exchange}\n"
             f"The right answer is {question.answers[0]!r}; compared with it the answer scores "
@@ -89,14 +89,15 @@ async def rewrite(search: PromptSearch, prompt: str, batch: Sequence[Question], 
             sample=sample,
         )
         exchange_with_prompt = f"<LM_SYSTEM_PROMPT>{prompt}</LM_SYSTEM_PROMPT>\n{exchange}"
-        prompt_note = await search.ask_optimizer(
+        prompt_critique = await search.ask_optimizer(
             CRITIC,
             "A language model was asked and answered under this system message:\n"
-            f"{exchange_with_prompt}\nOf its answer it was said:\n<FEEDBACK>{answer_note.text}</FEEDBACK>\n"
+            f"{exchange_with_prompt}\nOf its answer it was said:\n"
+            f"<FEEDBACK>{answer_critique.text}</FEEDBACK>\n"
             "Criticise the system message: what about it should change so that such answers get better?",
             sample=sample + 1,
         )
-        return f"{exchange_with_prompt}\n<FEEDBACK>{prompt_note.text}</FEEDBACK>"
+        return f"{exchange_with_prompt}\n<FEEDBACK>{prompt_critique.text}</FEEDBACK>"
 
     criticisms = await run_together(
         criticise(question, first + 2 * number) for number, question in enumerate(batch)

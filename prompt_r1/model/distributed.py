@@ -163,7 +163,7 @@ def pick_device(name: str) -> torch.device:
     The names are auto (a GPU if there is one), cuda (the GPU of this process), cuda:N and cpu. The GPU of a
     process has the number of the process's local rank. If the launcher shows each process only one GPU, as
     Slurm does by CUDA_VISIBLE_DEVICES, this GPU has number 0. Raises UsageError for any other name, for
-    cuda:N with several ranks, and if there is no GPU for this process.
+    cuda:N with several ranks on a machine, and if there is no GPU for this process.
     """
     check_device(name)
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):

@@ -306,8 +306,8 @@ class Record:
         """Save after an error that ended the run on every rank, and return the error to raise.
 
         This is the same error with the advice to repeat the command. Before the first step has been trained,
-        a UsageError is returned as it is, and nothing is saved. (A lost rank never comes
-        here: `start_run` raises its error.)
+        a UsageError is returned as it is, and nothing is saved. (A lost rank never comes here: `start_run`
+        raises its error.)
         """
         if not isinstance(error, Resumable) and self.state.trained_step == 0:
             return error
