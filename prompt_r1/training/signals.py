@@ -47,6 +47,10 @@ class Interrupt:
         return self
 
     def __exit__(self, *error: object) -> None:
+        if self.last_ctrl_c > -math.inf:
+            # The copy of this Ctrl-C (see SAME_CTRL_C) may come only now, and must not interrupt the end of
+            # the run. So its handler stays.
+            self._before.pop(signal.SIGINT)
         for number, handler in self._before.items():
             signal.signal(number, handler)
 

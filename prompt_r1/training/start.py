@@ -39,8 +39,8 @@ def start_run(config: TrainConfig) -> Iterator[Run]:
     Opens signals, ranks, the lock, the event loop, the environment and the log, and closes them in the
     reverse order. Raises UsageError or Resumable. An error inside `with` ends the ranks.
     """
-    fork_ranks(config.ranks, device=config.device, questions=config.questions)
     with Interrupt() as interrupt:
+        fork_ranks(config.ranks, device=config.device, questions=config.questions)
         device = pick_device(config.device)
         layout = layout_of(config, device, world_size=launcher_number("WORLD_SIZE", default=1))
         ranks = start_ranks(device, layout)

@@ -116,6 +116,20 @@ def test_the_first_ctrl_c_saves_with_its_own_exit_code_and_the_second_one_ends_t
         )  # The copy of the second one does not interrupt the end of the run.
 
 
+@pytest.mark.parametrize("training_began", [True, False])
+def test_the_copy_of_a_ctrl_c_that_ended_the_run_does_not_interrupt_its_end(training_began):
+    """A bug: where the copy came late, a rank was killed by SIGINT, and the run ended with exit code 75."""
+    with pytest.raises((KeyboardInterrupt, SignalBeforeTraining)), Interrupt() as interrupt:
+        interrupt.training_began = training_began
+        os.kill(os.getpid(), signal.SIGINT)
+        interrupt.last_ctrl_c -= 2
+        os.kill(os.getpid(), signal.SIGINT)
+    os.kill(os.getpid(), signal.SIGINT)
+    interrupt.last_ctrl_c -= 2
+    with pytest.raises(KeyboardInterrupt):  # Another Ctrl-C still ends what hangs.
+        os.kill(os.getpid(), signal.SIGINT)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_a_signal_that_is_ignored_stays_ignored(number):
     """A shell ignores Ctrl-C for jobs in the background, and nohup ignores SIGHUP."""
