@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from prompt_r1.environments.asking import request_of
 from prompt_r1.environments.sources import limit_in
 from prompt_r1.environments.specs import parse_fields
-from prompt_r1.evaluation.ask_once import EXTRACT, STEP_BY_STEP
+from prompt_r1.evaluation.ask_once import EXTRACT, STEP_BY_STEP, direct, think_then_answer
 from prompt_r1.evaluation.evaluation import Evaluation
 from prompt_r1.evaluation.imitation import CALLS
 from prompt_r1.evaluation.methods import METHODS
@@ -24,6 +24,7 @@ from prompt_r1.evaluation.predictions import System, short_names
 from prompt_r1.evaluation.searches import Algorithm, Data, names_of_searches
 from prompt_r1.spending import Spending
 from prompt_r1.training.dry_run import Case, Estimate, cases_of, mean_bytes, shown_estimate
+from prompt_r1.types import GameSettings
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,8 @@ def estimate(evaluation: Evaluation) -> str:
 def cases_of_system(evaluation: Evaluation, system: System) -> list[Case]:
     """What the three estimates assume of a system's games and calls."""
     prices = [evaluation.prices[name] for name in system.environment.split(",")]
-    game = evaluation.systems[system].config.game
+    agent = evaluation.systems[system]
+    game = GameSettings() if agent is None else agent.config.game  # Without an agent, no cost depends on it.
     return cases_of(game, mean_bytes(evaluation.questions), evaluation.fields_of(system), prices)
 
 
@@ -75,24 +77,22 @@ def cost_of(evaluation: Evaluation, system: System, data: Data, case: Case) -> S
         """The cost of a call for each answer, with the question, `text`, and `more` tokens."""
         return case.direct_call(evaluation.questions, text, more=more) * answers
 
-    algorithm = METHODS[system.method].algorithm
-    if algorithm is not None:
+    method = METHODS[system.method]
+    if method.ask is direct:
+        return calls(system_message + request)
+    if method.ask is think_then_answer:
+        thoughts = calls(system_message + STEP_BY_STEP)
+        second = system_message + STEP_BY_STEP + EXTRACT + request
+        return thoughts + calls(second, more=case.reply)  # It sends the first reply again.
+    if method.algorithm is not None:
         prompt = SEARCH_TEXTS[case.name].prompt  # It takes the place of the system message.
-        searches = cost_of_searches(evaluation, system, data, case, algorithm)
+        searches = cost_of_searches(evaluation, system, data, case, method.algorithm)
         return calls(request, more=prompt) + searches
-    match system.method:
-        case "direct":
-            return calls(system_message + request)
-        case "cot":
-            thoughts = calls(system_message + STEP_BY_STEP)
-            second = system_message + STEP_BY_STEP + EXTRACT + request
-            return thoughts + calls(second, more=case.reply)  # It sends the first reply again.
-        case "rft":
-            calls_to_learn_from = evaluation.config.optimize_calls or CALLS
-            games_to_learn_from = math.ceil(calls_to_learn_from / max(case.calls, 1))
-            return case.game(system_message) * (answers + games_to_learn_from)
-        case _:  # untrained, bc and prompt-r1 play a game for each answer.
-            return case.game(system_message) * answers
+    games = answers
+    if method.fine_tuned_on == "own games":
+        calls_to_learn_from = evaluation.config.optimize_calls or CALLS
+        games += math.ceil(calls_to_learn_from / max(case.calls, 1))
+    return case.game(system_message) * games
 
 
 def cost_of_searches(

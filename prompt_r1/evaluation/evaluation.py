@@ -45,9 +45,8 @@ class Evaluation:
     seed: int
     questions: Sequence[Question]
     agents: Mapping[str, NamedAgent]  # the agents of --agent and --grpo-agent, by their names
-    # Each system, and the agent that plays or, if the method fine-tunes, the agent with which this begins;
-    # NO_AGENT for a method without an agent.
-    systems: Mapping[System, NamedAgent]
+    # Each system, and its agent before any fine-tuning; None for a method without an agent.
+    systems: Mapping[System, NamedAgent | None]
     environments: Mapping[str, EvaluateConfig]  # each SPEC, and the settings by which it is asked
     prices: Mapping[str, Price]  # the price of each environment and optimiser, by its name
 
@@ -59,12 +58,10 @@ class Evaluation:
     def folder_of(self, system: System) -> Path:
         """Where a method keeps the prompts that it finds, or the agent that it fine-tunes.
 
-        It is OUT/ENVIRONMENT/METHOD, or OUT/ENVIRONMENT/METHOD/AGENT for a system with an agent. For a method
-        without an environment, ENVIRONMENT is the one of the agent's training.
+        It is OUT/ENVIRONMENT/METHOD/AGENT, without the names that the system lacks.
         """
-        environment = system.environment or self.systems[system].config.env
-        folder = self.folder / file_name(environment) / system.method
-        return folder / file_name(system.agent) if system.agent else folder
+        parts = [system.environment, system.method, system.agent]
+        return self.folder.joinpath(*[file_name(part) for part in parts if part])
 
     @property
     def device(self) -> "torch.device":
@@ -125,9 +122,7 @@ class Evaluation:
     def fields_of(self, system: System) -> RequestFields:
         """The fields of each request to a system's environment."""
         given = parse_fields(self.environments[system.environment].env_args)
-        method = METHODS[system.method]
-        prescribed = method.fields if method.algorithm is None else method.algorithm.fields
-        return {**given, **prescribed}
+        return {**given, **METHODS[system.method].fields}
 
     def open_environment(self, system: System, account: Account) -> Environment:
         """Open the environment that a system asks. It is mute for a method that needs none."""

@@ -80,7 +80,7 @@ def dependencies_of(evaluation: Evaluation) -> dict[str, str]:
         if system.environment:
             asked = evaluation.environments[system.environment]
             found[f"request to {system.environment}"] = repr([asked.env_system, asked.env_args, asked.route])
-        if METHODS[system.method].agent == "start":
+        if agent is not None and METHODS[system.method].agent == "start":
             found[f"game of {agent.start}"] = game_of(agent)
     for name, path in files_of(evaluation).items():
         found[f"digest of {name}"] = _digest(path)
@@ -100,7 +100,7 @@ def files_of(evaluation: Evaluation) -> dict[str, Path]:
     environments = config.optimizer_env.split(",")
     for system, agent in evaluation.systems.items():
         environments += system.environment.split(",")
-        if METHODS[system.method].agent:
+        if agent is not None:
             paths[str(agent.path)] = Path(agent.built().path)
     for name in environments:
         if name.startswith("hf:"):

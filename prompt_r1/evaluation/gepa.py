@@ -73,7 +73,6 @@ GEPA = Algorithm(
     # and each iteration also calls the optimiser once.
     authors_calls=METRIC_CALLS + ITERATION_CALLS,
     optimizer_share=1 / ITERATION_CALLS,
-    fields={},
     optimizer_fields={},
 )
 

@@ -21,6 +21,7 @@ import torch
 from prompt_r1.environments.environment import Environment
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.evaluation import Evaluation
+from prompt_r1.evaluation.methods import METHODS
 from prompt_r1.evaluation.predictions import System
 from prompt_r1.miniworld.demonstrations import demonstrations
 from prompt_r1.pair.agent import Agent, Sampling, load_agent, play_question, with_threads_of_this_machine
@@ -45,16 +46,20 @@ IMITATION_RANK = 16
 
 
 async def fine_tuned_agent(
-    evaluation: Evaluation, system: System, train: Sequence[Question], environment: Environment
+    evaluation: Evaluation,
+    system: System,
+    agent: NamedAgent,
+    train: Sequence[Question],
+    environment: Environment,
 ) -> NamedAgent:
-    """Fine-tune the agent of a system as its method says, or use the agent that is in its folder already.
+    """Fine-tune an agent as the system's method says, or use the fine-tuned agent in the system's folder.
 
     `train` are the training questions, and `environment` replies to the games of rft.
     """
-    agent = evaluation.systems[system]
+    learns_from = METHODS[system.method].fine_tuned_on
     folder = evaluation.folder_of(system)
     config = agent.config
-    if system.method == "sft":  # Its games have one turn, in which it answers.
+    if learns_from == "gold answers":  # The games have one turn, in which the agent answers.
         config = replace(config, agent=agent.start, env="none", instruction="answer")
     fine_tuned = NamedAgent(folder / "agent", config, agent.start)
     if trained_config(fine_tuned.path) is not None:
@@ -64,16 +69,16 @@ async def fine_tuned_agent(
         seed=evaluation.seed,
         # At LLaMA-Factory's learning rate the mini agent does not learn.
         lr=3e-3 if agent.start == MINI_AGENT else 1e-4,
-        rank=SFT_RANK if system.method == "sft" else IMITATION_RANK,
+        rank=SFT_RANK if learns_from == "gold answers" else IMITATION_RANK,
         device=str(evaluation.device),
     )
-    match system.method:
-        case "sft":
+    match learns_from:
+        case "gold answers":
             fine_tune_agent(
                 lambda codec: [example_of(question, codec) for question in train], settings, config, folder
             )
-        case "bc":
-            assert agent.start == MINI_AGENT, f"bc has no demonstrations for {agent.start}"
+        case "demonstrations":
+            assert agent.start == MINI_AGENT, f"there are no demonstrations for {agent.start}"
             # The demonstrations of the mini agent that the run started from: each seed has its own.
             fine_tune_agent(
                 lambda codec: right_demonstrations(config.seed, config.base_rule, codec),
@@ -81,7 +86,7 @@ async def fine_tuned_agent(
                 config,
                 folder,
             )
-        case "rft":
+        case "own games":
             calls = evaluation.config.optimize_calls or CALLS
             await fine_tune_on_own_games(agent, environment, train, settings, folder, calls=calls)
     return fine_tuned

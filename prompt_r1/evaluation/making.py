@@ -1,4 +1,4 @@
-"""Make a method: get the function that answers its questions (`ReadyMethod`) ready.
+"""Make a method: prepare the function that answers its questions (`ReadyMethod`).
 
 methods.py says what each method is.
 """
@@ -40,15 +40,17 @@ async def make_method(
     `optimizer` is None for a method that is no search.
     """
     method = METHODS[system.method]
-    if method.ask_alone is not None:
-        return partial(method.ask_alone, environment, request_of(system.environment))
+    if method.ask is not None:
+        return partial(method.ask, environment, request_of(system.environment))
     if method.algorithm is not None:
         assert optimizer is not None, f"{system.method} needs a model that writes prompts"
         return await search_prompts(evaluation, system, method.algorithm, data, environment, optimizer)
-    if method.fine_tunes:
-        player = await fine_tuned_agent(evaluation, system, data.train, environment)
+    agent = evaluation.systems[system]
+    assert agent is not None, f"{system.method} has no agent that plays"
+    if method.fine_tuned_on is None:
+        player = agent.built()
     else:
-        player = evaluation.systems[system].built()
+        player = await fine_tuned_agent(evaluation, system, agent, data.train, environment)
     config = evaluation.config
     return answer_by_games(
         load_agent(player.path, with_threads_of_this_machine(player.config), evaluation.device),
@@ -74,8 +76,8 @@ def answer_by_games(
         prediction = prediction_of(game, reward)
         if not method.needs_environment:  # The environment is mute, and its calls do not count.
             prediction = replace(prediction, spent=Spending())
-        if not method.thinks and not prediction.error:
-            # Without think blocks, a game has the right format if it has an answer.
+        if method.fine_tuned_on == "gold answers" and not prediction.error:
+            # Gold answers have no think blocks, so a game has the right format if it has an answer.
             prediction = replace(prediction, format=float(game.answer is not None))
         return prediction
 
@@ -110,7 +112,7 @@ async def search_prompts(
             examples=config.optimize_examples,
             seed=evaluation.seed,
         )
-        found = await algorithm.search(search, data.of_dataset(name))
+        found = await algorithm.find_prompt(search, data.of_dataset(name))
         if found == SEED_PROMPT:
             logger.warning("%s found no better prompt than its seed in %d calls", search.name, search.calls)
         (folder / f"{file_name(name)}.txt").write_text(found, "utf-8", "replace")

@@ -34,42 +34,47 @@ from prompt_r1.evaluation.searches import Algorithm, RequestFields
 from prompt_r1.evaluation.textgrad import TEXTGRAD
 from prompt_r1.types import Question
 
-AskAlone = Callable[[Environment, str, Question, int], Awaitable[Prediction]]
+Ask = Callable[[Environment, str, Question, int], Awaitable[Prediction]]
 """Asks an environment: the request for the answer, the question and its repeat → a prediction."""
 
 
 @dataclass(frozen=True)
 class Method:
-    """How a method answers, and what it needs. It has an agent, or `ask_alone`, or an `algorithm`."""
+    """How a method answers, and what it needs. It has an `ask`, an `algorithm` or an `agent`."""
 
+    ask: Ask | None = None  # asks the environment without an agent, and without a search
+    algorithm: Algorithm | None = None  # searches for the prompt of each dataset
     # "trained": the agent of --agent; "start": the model from which the training of this agent started;
-    # "grpo": the agent of --grpo-agent; "": none.
-    agent: Literal["", "trained", "start", "grpo"] = ""
-    fine_tunes: bool = False  # whether the agent is fine-tuned before it plays (imitation.py)
-    thinks: bool = True  # whether the agent should write think blocks
-    ask_alone: AskAlone | None = None  # how the environment is asked without an agent and without a search
-    algorithm: Algorithm | None = None  # how the method searches for a prompt
+    # "grpo": the agent of --grpo-agent.
+    agent: Literal["trained", "start", "grpo"] | None = None
+    # What the agent is fine-tuned on before it plays (imitation.py).
+    fine_tuned_on: Literal["gold answers", "demonstrations", "own games"] | None = None
     needs_environment: bool = True
     needs_training: bool = False  # whether training questions prepare the method
     needs_validation: bool = False  # whether validation questions select what was prepared
-    # Fields of each request to the environment, which win over --env-args. An `algorithm` has its own.
+    # Fields of each request to the environment, which win over --env-args.
     fields: RequestFields = field(default_factory=dict)
+    in_paper: bool = True  # whether --tables compares it
 
 
 METHODS: dict[str, Method] = {
-    "direct": Method(ask_alone=direct),
-    "cot": Method(ask_alone=think_then_answer, fields={"temperature": 0.0}),
-    "opro": Method(algorithm=OPRO, needs_training=True),
-    "textgrad": Method(algorithm=TEXTGRAD, needs_training=True, needs_validation=True),
+    "direct": Method(direct),
+    "cot": Method(think_then_answer, fields={"temperature": 0.0}),
+    "opro": Method(algorithm=OPRO, needs_training=True, fields={"temperature": 0.0, "max_tokens": 1024}),
+    "textgrad": Method(
+        algorithm=TEXTGRAD,
+        needs_training=True,
+        needs_validation=True,
+        fields={"temperature": 0.0, "max_tokens": 2000},
+    ),
     "gepa": Method(algorithm=GEPA, needs_training=True, needs_validation=True),
-    "sft": Method(agent="start", fine_tunes=True, thinks=False, needs_environment=False, needs_training=True),
+    "sft": Method(agent="start", fine_tuned_on="gold answers", needs_environment=False, needs_training=True),
     "grpo-only": Method(agent="grpo", needs_environment=False),
     "untrained": Method(agent="start"),
-    "bc": Method(agent="start", fine_tunes=True),
-    "rft": Method(agent="start", fine_tunes=True, needs_training=True),
+    "bc": Method(agent="start", fine_tuned_on="demonstrations", in_paper=False),
+    "rft": Method(agent="start", fine_tuned_on="own games", needs_training=True, in_paper=False),
     "agent-only": Method(agent="trained", needs_environment=False),
     "prompt-r1": Method(agent="trained"),
 }
 DEFAULT_METHODS = ("direct", "untrained", "prompt-r1")  # compared without --method and --tables
 TRANSFER_METHODS = ("direct", "prompt-r1")  # --tables compares them with all environments and agents.
-EXTRA_METHODS = ("bc", "rft")  # not in the paper, so --tables leaves them out

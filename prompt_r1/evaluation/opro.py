@@ -67,7 +67,6 @@ OPRO = Algorithm(
     opro,
     authors_calls=SCORED_ON + STEPS * PER_STEP * (1 + SCORED_ON),
     optimizer_share=1 / (1 + SCORED_ON),
-    fields={"temperature": 0.0, "max_tokens": 1024},
     optimizer_fields={"temperature": 1.0, "max_tokens": 512},
 )
 

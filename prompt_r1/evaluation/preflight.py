@@ -15,7 +15,7 @@ from prompt_r1.environments.specs import check_environment
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.evaluation import Evaluation, trusted_environments
 from prompt_r1.evaluation.folder_settings import check_same_settings, game_of
-from prompt_r1.evaluation.methods import DEFAULT_METHODS, EXTRA_METHODS, METHODS, TRANSFER_METHODS
+from prompt_r1.evaluation.methods import DEFAULT_METHODS, METHODS, TRANSFER_METHODS
 from prompt_r1.evaluation.predictions import FILE, System
 from prompt_r1.evaluation.settings import EvaluateConfig
 from prompt_r1.pair.named_agent import NamedAgent, newest_mini_run, resolve_agent, run_of
@@ -23,13 +23,10 @@ from prompt_r1.pair.settings import with_settings_of_training
 from prompt_r1.programs.command_line import command
 from prompt_r1.programs.files import make_folder
 from prompt_r1.programs.launcher import check_device
-from prompt_r1.settings.agent import MINI_AGENT, AgentConfig, all_mini_data, has_own_splits, is_mini
+from prompt_r1.settings.agent import MINI_AGENT, all_mini_data, has_own_splits, is_mini
 from prompt_r1.settings.flags import given_values
 from prompt_r1.settings.functions import import_metric
 from prompt_r1.types import Question
-
-# The agent of a system whose method plays no game. So nothing depends on the game of these settings.
-NO_AGENT = NamedAgent("", AgentConfig(), "")
 
 
 def read_evaluation(arguments: list[str]) -> Evaluation:
@@ -49,8 +46,8 @@ def read_evaluation(arguments: list[str]) -> Evaluation:
     environments = environments_of(config, given, agents)
     systems = choose_systems(config, environments, agents)
     seed = common_seed(config, agents)
-    _check_question_files(config, systems)
     prices = prices_of(config, environments)
+    _check_question_files(config, systems)
     _check_folder(config, seed)
     _check_environments(config, environments, systems)
     # A function of the user or the Hub may take minutes to give its questions, so it is asked last.
@@ -59,18 +56,16 @@ def read_evaluation(arguments: list[str]) -> Evaluation:
 
 
 def methods_of(config: EvaluateConfig) -> Sequence[str]:
-    """The methods of --method, in the order of METHODS.
+    """The methods of --method, of --tables or by default, in the order of METHODS.
 
-    Without --method there are three methods; with --tables the paper's (grpo-only needs --grpo-agent).
+    --tables compares the paper's methods. It leaves out grpo-only if there is no --grpo-agent.
     """
     if config.method:
         return [name for name in METHODS if name in config.method]
     if not config.tables:
         return DEFAULT_METHODS
-    in_paper = [name for name in METHODS if name not in EXTRA_METHODS]
-    if not config.grpo_agent:
-        in_paper.remove("grpo-only")
-    return in_paper
+    in_paper = [name for name, method in METHODS.items() if method.in_paper]
+    return [name for name in in_paper if config.grpo_agent or METHODS[name].agent != "grpo"]
 
 
 def _with_agent_and_folder(config: EvaluateConfig) -> EvaluateConfig:
@@ -98,7 +93,7 @@ def find_agents(config: EvaluateConfig) -> dict[str, NamedAgent]:
         return resolve_agent(name, max_turns=config.max_turns, max_new=config.max_new)
 
     agents = {name: find(name) for name in config.agent}
-    if "grpo-only" in methods_of(config):
+    if any(METHODS[name].agent == "grpo" for name in methods_of(config)):
         alone = find(config.grpo_agent) if config.grpo_agent else None
         if alone is None or not alone.config.without_environment:
             raise UsageError(
@@ -139,31 +134,32 @@ def environments_of(
 
 def choose_systems(
     config: EvaluateConfig, environments: Iterable[str], agents: Mapping[str, NamedAgent]
-) -> dict[System, NamedAgent]:
+) -> dict[System, NamedAgent | None]:
     """The systems to evaluate, in the order of METHODS, each with its agent (see `Evaluation.systems`).
 
     Raises UsageError for a method that --method names, but that an environment or an agent cannot serve, and
     for two agents that started from one model, but play other games.
     """
-    systems: dict[System, NamedAgent] = {}
+    systems: dict[System, NamedAgent | None] = {}
     for named in _named_systems(config, environments):
-        agent = agents.get(named.agent, NO_AGENT)
+        agent = agents.get(named.agent)
         problem = _problem_with(named, agent, config)
         if problem and config.method:
             raise UsageError(problem)
         if problem:  # --tables and the default leave out what cannot be served.
             continue
         system = named
-        if METHODS[named.method].agent == "start":
+        if agent is not None and METHODS[named.method].agent == "start":
             agent = agent.before_training()
             system = replace(named, agent=agent.start)
-        # Several agents may have started from one model, which is then evaluated once.
-        first = systems.setdefault(system, agent)
-        if game_of(first) != game_of(agent):
-            raise UsageError(
-                f"{named.agent} begins with the agent {agent.start}, and so does another --agent, but their "
-                "games differ: evaluate them one by one, each with its own --out"
-            )
+            # Several agents may have started from one model, which is then evaluated once.
+            first = systems.get(system)
+            if first is not None and game_of(first) != game_of(agent):
+                raise UsageError(
+                    f"{named.agent} begins with the agent {agent.start}, and so does another --agent, but "
+                    "their games differ: evaluate them one by one, each with its own --out"
+                )
+        systems.setdefault(system, agent)
     return systems
 
 
@@ -177,7 +173,7 @@ def _named_systems(config: EvaluateConfig, environments: Iterable[str]) -> list[
         method = METHODS[name]
         specs = list(environments) if method.needs_environment else [""]
         match method.agent:
-            case "":
+            case None:
                 agents = [""]
             case "grpo":
                 agents = [config.grpo_agent]
@@ -189,28 +185,27 @@ def _named_systems(config: EvaluateConfig, environments: Iterable[str]) -> list[
     return systems
 
 
-def _problem_with(system: System, agent: NamedAgent, config: EvaluateConfig) -> str:
-    """Why a method cannot answer with an environment and an agent; "" if it can.
-
-    With `none` there is no environment that answers alone. Searches need a model that writes prompts, which
-    the mini world cannot do.
-    """
+def _problem_with(system: System, agent: NamedAgent | None, config: EvaluateConfig) -> str:
+    """Why a method cannot answer with an environment and an agent; "" if it can."""
     name, method = system.method, METHODS[system.method]
-    if system.environment == "none" and not method.agent:
-        return (
-            f"--method {name} asks the environment without an agent, and there is no environment (none): "
-            "name one by --env"
-        )
-    if method.algorithm and is_mini(system.environment) and not config.optimizer_env:
-        return (
-            f"--method {name}: the mini world writes no prompts: name what does, such as "
-            "--optimizer-env py:studies.advice:MiniOptimizer"
-        )
-    if name == "bc" and agent.start != MINI_AGENT:
-        return "bc imitates the demonstrations of the mini agent: leave it out with other agents"
-    if name in ("bc", "rft"):
+    nobody_replies = system.environment == "none"
+    if agent is None:
+        if nobody_replies:
+            return (
+                f"--method {name} asks the environment without an agent, and there is no environment (none): "
+                "name one by --env"
+            )
+        if method.algorithm and is_mini(system.environment) and not config.optimizer_env:
+            return (
+                f"--method {name}: the mini world writes no prompts: name what does, such as "
+                "--optimizer-env py:studies.advice:MiniOptimizer"
+            )
+        return ""
+    if method.fine_tuned_on == "demonstrations" and agent.start != MINI_AGENT:
+        return f"{name} imitates the demonstrations of the mini agent: leave it out with other agents"
+    if method.fine_tuned_on in ("demonstrations", "own games"):
         imitates = f"{name} imitates games that ask an environment"
-        if system.environment == "none":
+        if nobody_replies:
             return f"{imitates}, and there is none: leave it out"
         if agent.config.game.max_turns == 1:
             return f"{imitates}, and {system.agent} answers in its only turn: leave it out"

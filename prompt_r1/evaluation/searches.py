@@ -163,10 +163,9 @@ class PromptSearch:
 class Algorithm:
     """A search, and what its authors' code or paper says about it."""
 
-    search: Callable[[PromptSearch, Data], Awaitable[str]]  # finds the best prompt
+    find_prompt: Callable[[PromptSearch, Data], Awaitable[str]]
     authors_calls: int  # calls of both models, as many as the authors' code makes
     optimizer_share: float  # the optimiser's share of these calls
-    fields: RequestFields  # fields of each request to the environment
     optimizer_fields: RequestFields  # fields of each request to the optimiser
 
 

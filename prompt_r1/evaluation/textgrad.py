@@ -55,7 +55,6 @@ TEXTGRAD = Algorithm(
     textgrad,
     authors_calls=VALIDATED_ON + EPOCHS * UPDATES * (BATCH + UPDATE_CALLS + VALIDATED_ON),
     optimizer_share=UPDATE_CALLS / (BATCH + UPDATE_CALLS + VALIDATED_ON),
-    fields={"temperature": 0.0, "max_tokens": 2000},
     optimizer_fields={"temperature": 0.0, "max_tokens": 2000},
 )
 

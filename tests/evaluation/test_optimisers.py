@@ -80,7 +80,7 @@ def new_search(
 
 def find(name: str, search: PromptSearch) -> str:
     """The prompt that an optimiser finds."""
-    return asyncio.run(ALGORITHMS[name].search(search, Data(TRAIN, VALIDATION)))
+    return asyncio.run(ALGORITHMS[name].find_prompt(search, Data(TRAIN, VALIDATION)))
 
 
 def prompts_tried(task: PricedSource) -> list[str]:
@@ -187,7 +187,7 @@ def test_gepa_goes_on_after_it_has_validated_a_child_on_fifty_questions():
     """A bug: they counted as calls without a new prompt, so the first such child ended the search."""
     search = new_search(max_calls=600)
     search.examples = 50
-    asyncio.run(GEPA.search(search, Data(TRAIN, QUESTIONS[40:100])))
+    asyncio.run(GEPA.find_prompt(search, Data(TRAIN, QUESTIONS[40:100])))
     assert 600 - (2 * 3 + 1 + 50) < search.calls <= 600
 
 
@@ -372,7 +372,7 @@ def test_gepa_uses_each_question_once_per_epoch_and_fills_the_last_batch():
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_search_without_questions_names_the_flag_that_gives_them(name):
     with pytest.raises(UsageError, match="--train-data"):
-        asyncio.run(ALGORITHMS[name].search(new_search(), Data([], [])))
+        asyncio.run(ALGORITHMS[name].find_prompt(new_search(), Data([], [])))
 
 
 def questions(*datasets: str, count: int = 4) -> list[Question]:
@@ -381,7 +381,9 @@ def questions(*datasets: str, count: int = 4) -> list[Question]:
 
 def replace_search(monkeypatch, search: Callable[..., Awaitable[str]]) -> None:
     """Let `opro` search by another function."""
-    monkeypatch.setitem(METHODS, "opro", replace(METHODS["opro"], algorithm=replace(OPRO, search=search)))
+    monkeypatch.setitem(
+        METHODS, "opro", replace(METHODS["opro"], algorithm=replace(OPRO, find_prompt=search))
+    )
 
 
 def test_a_prompt_is_searched_for_each_dataset_and_one_for_the_datasets_without_training_questions(

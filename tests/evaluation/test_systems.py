@@ -67,7 +67,9 @@ def evaluation_of(config: EvaluateConfig, agents: Mapping[str, NamedAgent]) -> E
     return Evaluation(config, 0, [], agents, systems, environments, prices={})
 
 
-def systems_of(config: EvaluateConfig, agents: Mapping[str, NamedAgent]) -> Mapping[System, NamedAgent]:
+def systems_of(
+    config: EvaluateConfig, agents: Mapping[str, NamedAgent]
+) -> Mapping[System, NamedAgent | None]:
     """The systems of an evaluation of these agents."""
     return evaluation_of(config, agents).systems
 

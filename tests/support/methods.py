@@ -87,7 +87,7 @@ def method(
         seed,
         questions=questions,
         agents={},
-        systems={system: played_by},
+        systems={system: played_by if needed.agent else None},
         environments={spec: config},
         prices={},
     )
