@@ -10,7 +10,6 @@ Each fine-tuning begins with the start of the user's agent: the agent before its
 and later evaluations use the agent in the folder.
 """
 
-import itertools
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -103,41 +102,31 @@ async def fine_tune_on_own_games(
 ) -> None:
     """Fine-tune an agent on its own games that ended right.
 
-    `calls`: how many calls of the environment the games of all rounds make. Raises UsageError if none of the
-    first games ended right.
+    All rounds together make about `calls` calls of the environment: a round may exceed its share by the games
+    of one question. Raises UsageError if none of the first games ended right.
     """
     config = agent.config
-    seed = settings.seed
-    rng = random.Random(f"rft {seed}")
+    rng = random.Random(f"rft {settings.seed}")
+    calls_of_round = calls / ROUNDS
+    most_calls_of_question = GROUP_SIZE * max(1, config.game.max_turns - 1)
     right: list[Trajectory] = []  # the games of all rounds that ended right
-    draws = itertools.count(1)
-
-    async def play_round(player: Agent, number: int) -> int:
-        """Play until the calls of the round are used up, and add to `right`. Returns the number of games.
-
-        The last question may exceed the calls by those of its games. The round also ends if none of its first
-        games ended right.
-        """
-        calls_of_round = calls / ROUNDS
-        most_calls_of_question = GROUP_SIZE * max(1, config.game.max_turns - 1)
+    draw = 0  # how many times questions were drawn in all rounds
+    path = agent.built().path
+    for number in range(1, ROUNDS + 1):
+        player = load_agent(path, with_threads_of_this_machine(config), torch.device(settings.device))
         calls_made = games_played = 0
         while calls_made < calls_of_round and (right or games_played < GAMES_WITHOUT_RIGHT):
             # So many questions fit into the round even if every game makes as many calls as it may.
             fitting = max(1, int((calls_of_round - calls_made) // most_calls_of_question))
             questions = rng.sample(train, min(fitting, QUESTIONS_AT_ONCE, len(train)))
-            seed_of_draw = f"rft {seed}/{number}/{calls_made}"
+            seed_of_draw = f"rft {settings.seed}/{number}/{calls_made}"
+            draw += 1
             # The draw is the epoch. A question that is drawn again gets new sampled replies.
-            games = await play_games(player, environment, questions, seed=seed_of_draw, epoch=next(draws))
+            games = await play_games(player, environment, questions, seed=seed_of_draw, epoch=draw)
+            right.extend(game for game in games if ended_right(game, config.base_rule))
+            games_played += len(games)
             # A game without a call counts as one, so that the round of an agent that never asks ends, too.
             calls_made += sum(max(1, game.spent.calls) for game in games)
-            games_played += len(games)
-            right.extend(game for game in games if ended_right(game, config.base_rule))
-        return games_played
-
-    path = agent.built().path
-    for number in range(1, ROUNDS + 1):
-        player = load_agent(path, with_threads_of_this_machine(config), torch.device(settings.device))
-        games_played = await play_round(player, number)
         if not right:
             raise UsageError(
                 f"no game of {agent.start} ended right in {games_played}: there is nothing to imitate. If it "
