@@ -125,7 +125,6 @@ SEEN_BEFORE_TORCH = [
         "evaluate.py --env gpt-4o-mini --data good.jsonl --method direct gepa --train-data good.jsonl",
         "gepa needs validation questions: give --val-data",
     ),
-    ("evaluate.py --method direct --env mini --ssim-model nowhere", "nowhere: not a folder with a config"),
     ("sft.py --agent AGENT", "give the games to learn from: --games FILE, or --games mini"),
     ("sft.py --agent folder --games mini", "is no model: it needs config.json, a tokenizer"),
     ("sft.py --agent AGENT --games none.jsonl", "none.jsonl: there is no such file"),

@@ -156,7 +156,7 @@ class Evaluation:
         return open_environment(
             spec,
             replace(settings, env_args=json.dumps(fields)),
-            trusted=trusted_environments(self.config, self.systems),
+            trusted=trusted_environments(self.config, self.environments),
             account=account,
             seed=self.seed,
             device=self.device,
@@ -178,11 +178,10 @@ def count_in_training_files(agent: NamedAgent, questions: Sequence[Question]) ->
     return sum(question_key(question.text) in keys for question in questions)
 
 
-def trusted_environments(config: EvaluateConfig, systems: Iterable[System]) -> Collection[str]:
+def trusted_environments(config: EvaluateConfig, environments: Iterable[str]) -> Collection[str]:
     """The names that the user trusts, among those of all environments that an evaluation opens."""
     typed = [*config.env, config.optimizer_env]
-    opened = [config.optimizer_env, *(system.environment for system in systems)]
-    return trusted_names(typed=typed, opened=opened)
+    return trusted_names(typed=typed, opened=[*environments, config.optimizer_env])
 
 
 def mute_environment() -> Environment:

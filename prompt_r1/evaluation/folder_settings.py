@@ -14,7 +14,6 @@ import yaml
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.evaluation import Evaluation
 from prompt_r1.evaluation.methods import METHODS
-from prompt_r1.evaluation.predictions import FILE
 from prompt_r1.evaluation.settings import EvaluateConfig
 from prompt_r1.pair.named_agent import NamedAgent
 from prompt_r1.programs.files import replace_file
@@ -46,12 +45,8 @@ def settings_in_common(config: EvaluateConfig, seed: int) -> dict[str, Any]:
 
 
 def keep_settings(evaluation: Evaluation) -> None:
-    """Write config.yaml. Raises UsageError if the folder's answers have other settings or digests."""
+    """Write config.yaml. Raises UsageError if something has changed that the folder's answers depend on."""
     folder = evaluation.folder
-    has_answers = (folder / FILE).stat().st_size > 0
-    if has_answers and not (folder / SETTINGS).exists():
-        raise UsageError(f"--out {folder}: its answers are of an older version: give another --out")
-    check_same_settings(folder, evaluation.config, evaluation.seed)
     kept = contents_of(folder)
     dependencies = dependencies_of(evaluation)
     # The tables also show what an earlier command asked, below the names of its agents.
@@ -76,10 +71,9 @@ def dependencies_of(evaluation: Evaluation) -> dict[str, str]:
     - digests of the files in `files_of`
     """
     found = {}
+    for spec, asked in evaluation.environments.items():
+        found[f"request to {spec}"] = repr([asked.env_system, asked.env_args, asked.route])
     for system, agent in evaluation.systems.items():
-        if system.environment:
-            asked = evaluation.environments[system.environment]
-            found[f"request to {system.environment}"] = repr([asked.env_system, asked.env_args, asked.route])
         if agent is not None and METHODS[system.method].agent == "start":
             found[f"game of {agent.start}"] = game_of(agent)
     for name, path in files_of(evaluation).items():
@@ -97,15 +91,14 @@ def files_of(evaluation: Evaluation) -> dict[str, Path]:
     config = evaluation.config
     data = (*config.train_data, *config.val_data)
     paths = {name: Path(name) for name in data if not is_mini_data(name)}
-    environments = config.optimizer_env.split(",")
-    for system, agent in evaluation.systems.items():
-        environments += system.environment.split(",")
+    for spec in (*evaluation.environments, config.optimizer_env):
+        for name in spec.split(","):
+            if name.startswith("hf:"):
+                folder = name.removeprefix("hf:")
+                paths[folder] = Path(folder)
+    for agent in evaluation.systems.values():
         if agent is not None:
             paths[str(agent.path)] = Path(agent.built().path)
-    for name in environments:
-        if name.startswith("hf:"):
-            folder = name.removeprefix("hf:")
-            paths[folder] = Path(folder)
     return {name: path for name, path in paths.items() if path.exists()}
 
 

@@ -39,9 +39,6 @@ def read_evaluation(arguments: list[str]) -> Evaluation:
     check_device(config.device)
     for name in config.metric:
         import_metric(name)
-    names_encoder = config.ssim_model not in ("", "auto")
-    if names_encoder and not Path(config.ssim_model, "config.json").is_file():
-        raise UsageError(f"--ssim-model {config.ssim_model}: not a folder with a config.json")
     agents = find_agents(config)
     environments = environments_of(config, given, agents)
     systems = choose_systems(config, environments, agents)
@@ -49,7 +46,7 @@ def read_evaluation(arguments: list[str]) -> Evaluation:
     prices = prices_of(config, environments)
     _check_question_files(config, systems)
     _check_folder(config, seed)
-    _check_environments(config, environments, systems)
+    _check_environments(config, environments)
     # A function of the user or the Hub may take minutes to give its questions, so it is asked last.
     questions = questions_of(config, seed)
     return Evaluation(config, seed, questions, agents, systems, environments, prices)
@@ -275,21 +272,16 @@ def _check_folder(config: EvaluateConfig, seed: int) -> None:
         check_same_settings(folder, config, seed)
 
 
-def _check_environments(
-    config: EvaluateConfig, environments: Mapping[str, EvaluateConfig], systems: Collection[System]
-) -> None:
-    """Raise UsageError for an environment that systems ask, or an optimiser, that cannot be opened.
+def _check_environments(config: EvaluateConfig, environments: Mapping[str, EvaluateConfig]) -> None:
+    """Raise UsageError for an environment, or an optimiser, that cannot be opened.
 
     An estimate needs no keys and servers, and neither does a folder with answers: it may be complete.
     """
     if config.dry_run or (Path(config.out) / FILE).exists():
         return
-    asked: dict[str, EvaluateConfig] = {}
-    for system in systems:
-        if system.environment:
-            asked[system.environment] = environments[system.environment]
+    asked = dict(environments)
     if config.optimizer_env:
         asked.setdefault(config.optimizer_env, config)
-    trusted = trusted_environments(config, systems)
+    trusted = trusted_environments(config, environments)
     for spec, settings in asked.items():
         check_environment(spec, settings, trusted=trusted)

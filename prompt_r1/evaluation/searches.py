@@ -18,7 +18,7 @@ from statistics import fmean
 from prompt_r1.environments.asking import last_between
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.sources import Caller, Reply
-from prompt_r1.errors import EnvError, Resumable, UsageError
+from prompt_r1.errors import EnvError, Resumable
 from prompt_r1.evaluation.ask_once import direct
 from prompt_r1.evaluation.predictions import Prediction
 from prompt_r1.f1 import exact_match, f1
@@ -85,10 +85,8 @@ class PromptSearch:
     async def begin(self, questions: Sequence[Question], authors_count: int) -> list[Question]:
         """Draw the questions that score prompts, and score the seed prompt if the limit of calls allows it.
 
-        `authors_count`: how many questions the authors draw. Raises UsageError if there are no questions.
+        `authors_count`: how many questions the authors draw.
         """
-        if not questions:
-            raise UsageError("a prompt search needs more questions: give --train-data and --val-data")
         shuffled = random.Random(f"chosen {self.seed}").sample(list(questions), len(questions))
         drawn = shuffled[: self.examples or authors_count]
         if self.may_call(len(drawn)):

@@ -18,7 +18,7 @@ import pytest
 from prompt_r1.environments.asking import IN_TAGS
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.sources import Caller, Reply
-from prompt_r1.errors import EnvError, Resumable, UsageError
+from prompt_r1.errors import EnvError, Resumable
 from prompt_r1.evaluation import making
 from prompt_r1.evaluation.gepa import GEPA, draw_parent, filled_batches, mean_score, read_fenced_prompt
 from prompt_r1.evaluation.methods import METHODS
@@ -367,12 +367,6 @@ def test_gepa_uses_each_question_once_per_epoch_and_fills_the_last_batch():
         epoch = [question for _ in range(2) for question in next(batches)]
         assert set(epoch[:4]) == set(QUESTIONS[:4])
         assert epoch[4:] == [epoch[3], epoch[2]], "filled with those that came last"
-
-
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_a_search_without_questions_names_the_flag_that_gives_them(name):
-    with pytest.raises(UsageError, match="--train-data"):
-        asyncio.run(ALGORITHMS[name].find_prompt(new_search(), Data([], [])))
 
 
 def questions(*datasets: str, count: int = 4) -> list[Question]:

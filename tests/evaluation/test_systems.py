@@ -666,12 +666,6 @@ def test_questions_of_two_datasets_may_have_the_same_id(evaluate_here):
         evaluate_here("--data", "own.jsonl")
 
 
-def test_a_folder_without_its_settings_is_refused(evaluate_here):
-    Path("out/config.yaml").unlink()
-    with pytest.raises(UsageError, match=r"older version.*--out"):
-        evaluate_here()
-
-
 def test_a_note_says_how_many_questions_are_in_the_files_of_the_agents_training(
     asking_agent, tmp_path, capsys
 ):
