@@ -23,17 +23,15 @@ import asyncio
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import AsyncExitStack, closing
+from contextlib import closing
 from dataclasses import replace
 
-from prompt_r1.environments.check import check_servers
 from prompt_r1.environments.specs import Account, open_account
-from prompt_r1.errors import Resumable, UsageError
+from prompt_r1.errors import Resumable
 from prompt_r1.evaluation.dry_run import estimate
 from prompt_r1.evaluation.evaluation import Evaluation, Repeat
 from prompt_r1.evaluation.folder_settings import keep_settings
-from prompt_r1.evaluation.making import make_method
-from prompt_r1.evaluation.methods import METHODS
+from prompt_r1.evaluation.making import open_method
 from prompt_r1.evaluation.predictions import FILE, Prediction, PredictionFile, System
 from prompt_r1.evaluation.scores import score_predictions
 from prompt_r1.evaluation.searches import Data
@@ -41,7 +39,7 @@ from prompt_r1.evaluation.similarity import SentenceEncoder, load_encoder
 from prompt_r1.evaluation.tables import TABLES, terminal_table, write_results
 from prompt_r1.model.machine import limit_threads
 from prompt_r1.pair.agent import check_question_lengths, load_codec
-from prompt_r1.programs.command_line import command, run_program
+from prompt_r1.programs.command_line import run_program
 from prompt_r1.programs.progress import progress_bar
 from prompt_r1.programs.text import printable
 from prompt_r1.rollout import run_together
@@ -50,38 +48,37 @@ from prompt_r1.types import Question
 
 
 def main(evaluation: Evaluation) -> None:
-    """Ask for the answers that are missing, and write the tables."""
+    """Ask for the answers that are missing, score all answers, and write the tables."""
     config = evaluation.config
     limit_threads()
     # The encoder is loaded first: if its files are missing, no call has been paid for.
     encoder = load_encoder(config.ssim_model, evaluation.device)
-    for agent in evaluation.agents.values():
-        for line in evaluation.lines_about(agent):
-            print(printable(line), file=sys.stderr, flush=True)
-        codec = load_codec(agent.built().path, agent.config)
-        check_question_lengths(evaluation.questions, codec, agent.config.game)
+    check_agents(evaluation)
     if config.dry_run:
         print(estimate(evaluation))
         return
     with closing(PredictionFile(evaluation.folder / FILE)) as file:
         keep_settings(evaluation)
         try:
-            ask_missing(evaluation, file)
-        except BaseException:
-            # The answers that are finished are still shown.
-            try:
-                show_results(evaluation, file, encoder)
-            except UsageError as error:  # The user's metric failed. This must not hide the first error.
-                print(printable(str(error)), file=sys.stderr)
-            raise
-        answers = show_results(evaluation, file, encoder)
-    if config.tables and not config.method:
-        print_left_out(evaluation)
+            asyncio.run(ask_missing(evaluation, file))
+        finally:  # If a method cannot go on, the finished answers are still shown.
+            answers = file.answers_to(evaluation.repeats, evaluation.systems)
+            if answers:
+                show_results(evaluation, answers, encoder)
     print(f"\nIn {evaluation.folder / TABLES}: each dataset, also in the form of the paper's tables")
     raise_for_failed_calls(evaluation, answers)
 
 
-def ask_missing(evaluation: Evaluation, file: PredictionFile) -> None:
+def check_agents(evaluation: Evaluation) -> None:
+    """Print which agents play, and check that the questions fit into their games."""
+    for agent in evaluation.agents.values():
+        for line in evaluation.lines_about(agent):
+            print(printable(line), file=sys.stderr, flush=True)
+        codec = load_codec(agent.built().path, agent.config)
+        check_question_lengths(evaluation.questions, codec, agent.config.game)
+
+
+async def ask_missing(evaluation: Evaluation, file: PredictionFile) -> None:
     """Let each system answer the questions that the file lacks, one system after the other."""
     missing: dict[System, list[Repeat]] = {}
     for system in evaluation.systems:
@@ -92,12 +89,8 @@ def ask_missing(evaluation: Evaluation, file: PredictionFile) -> None:
         return
     data = evaluation.data_for(missing)  # the questions for searches and fine-tuning
     account = open_account(evaluation.config, evaluation.folder)  # the journal and budget of all systems
-
-    async def ask_systems() -> None:
-        for system, unanswered in missing.items():
-            await ask_system(evaluation, system, unanswered, data, account, file)
-
-    asyncio.run(ask_systems())
+    for system, unanswered in missing.items():
+        await ask_system(evaluation, system, unanswered, data, account, file)
 
 
 async def ask_system(
@@ -111,20 +104,9 @@ async def ask_system(
     """Make a system's method, answer all questions concurrently, and write each answer at once.
 
     If a call fails, the error is recorded in place of the answer. Any other error cancels the other questions
-    and is raised. Environment and agent may be models in this process. Only this function refers to them, so
-    they are freed before the next system loads its own.
+    and is raised.
     """
-    async with AsyncExitStack() as opened:
-        environment = evaluation.open_environment(system, account)
-        opened.push_async_callback(environment.close)
-        await check_servers(environment)  # If the environment does not answer, no other model is loaded.
-        optimizer = evaluation.open_optimizer(system, account)
-        if optimizer is not None:
-            opened.push_async_callback(optimizer.close)
-            if evaluation.config.optimizer_env:  # Otherwise the environment writes the prompts, too.
-                await check_servers(optimizer)
-        answer = await make_method(evaluation, system, data, environment, optimizer)
-
+    async with open_method(evaluation, system, data, account) as answer:
         with progress_bar(name=str(system), total=len(unanswered)) as bar:
 
             async def answer_one(question: Question, sample: int) -> None:
@@ -136,12 +118,9 @@ async def ask_system(
 
 
 def show_results(
-    evaluation: Evaluation, file: PredictionFile, encoder: SentenceEncoder | None
-) -> list[Prediction]:
-    """Score the answers of the file, print the table, then write all tables. Returns the answers."""
-    answers = file.answers_to(evaluation.repeats, evaluation.systems)
-    if not answers:
-        return answers
+    evaluation: Evaluation, answers: Sequence[Prediction], encoder: SentenceEncoder | None
+) -> None:
+    """Score the answers, print the table, then write all tables."""
     results = score_predictions(
         answers,
         official=evaluation.config.metrics == "official",
@@ -150,16 +129,6 @@ def show_results(
     )
     print(terminal_table(results))  # Printed first, because the disk may be full.
     write_results(evaluation.folder, results, evaluation.trained_with())
-    return answers
-
-
-def print_left_out(evaluation: Evaluation) -> None:
-    """Print which of the paper's methods --tables has left out, and what these methods need."""
-    if not evaluation.config.grpo_agent:
-        train = command("train.py", "--env", "none")
-        print(f"\ngrpo-only is left out: `{train}` trains its agent for --grpo-agent RUN")
-    if not any(METHODS[system.method].algorithm for system in evaluation.systems):
-        print("\nSearches are left out: they need an LLM that writes prompts; name it with --optimizer-env")
 
 
 def raise_for_failed_calls(evaluation: Evaluation, answers: Sequence[Prediction]) -> None:

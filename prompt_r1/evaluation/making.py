@@ -4,12 +4,15 @@ methods.py says what each method is.
 """
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 
 from prompt_r1.environments.asking import request_of
+from prompt_r1.environments.check import check_servers
 from prompt_r1.environments.environment import Environment
+from prompt_r1.environments.specs import Account
 from prompt_r1.evaluation.ask_once import direct
 from prompt_r1.evaluation.evaluation import Evaluation, file_name
 from prompt_r1.evaluation.imitation import fine_tuned_agent
@@ -25,6 +28,27 @@ logger = logging.getLogger(__name__)
 
 ReadyMethod = Callable[[Question, int], Awaitable[Prediction]]
 """A method that is ready: a question and the number of its repeat → a prediction. Calls may overlap."""
+
+
+@asynccontextmanager
+async def open_method(
+    evaluation: Evaluation, system: System, data: Data, account: Account
+) -> AsyncIterator[ReadyMethod]:
+    """Open the environment of a system, make its method, and close the environment in the end.
+
+    Environment and agent may be models in this process. Nothing else refers to them, so they are freed before
+    the next system loads its own.
+    """
+    async with AsyncExitStack() as opened:
+        environment = evaluation.open_environment(system, account)
+        opened.push_async_callback(environment.close)
+        await check_servers(environment)  # If the environment does not answer, no other model is loaded.
+        optimizer = evaluation.open_optimizer(system, account)
+        if optimizer is not None:
+            opened.push_async_callback(optimizer.close)
+            if evaluation.config.optimizer_env:  # Otherwise the environment writes the prompts, too.
+                await check_servers(optimizer)
+        yield await make_method(evaluation, system, data, environment, optimizer)
 
 
 async def make_method(

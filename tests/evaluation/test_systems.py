@@ -535,21 +535,6 @@ def test_finished_rows_are_shown_after_ctrl_c_and_on_a_full_disk(error, disk, tm
     assert header.split()[:3] == ["method", "n", "EM"] and row.split()[:3] == ["direct", "1", "1.000"]
 
 
-def fails(answer, question):
-    raise ValueError("no score")
-
-
-def test_a_users_metric_that_fails_does_not_hide_why_the_program_stops(tmp_path, monkeypatch, capsys):
-    """A bug: Ctrl-C, or a stop that can be resumed, ended with the exit code of a wrong command."""
-    (tmp_path / "own.jsonl").write_text('{"question": "Who?", "answer": "Anna"}\n')
-    monkeypatch.setattr(Fails, "error", KeyboardInterrupt(), raising=False)
-    module = "tests.evaluation.test_systems"
-    line = f"--method direct cot --env py:{module}:Fails --metric {module}:fails --device cpu"
-    with pytest.raises(KeyboardInterrupt):
-        run_here("evaluate.py", *line.split(), "--data", tmp_path / "own.jsonl", "--out", tmp_path / "out")
-    assert "raised ValueError: no score" in capsys.readouterr().err
-
-
 def test_an_environment_that_accepts_no_call_is_reported_before_an_agent_is_loaded(asking_agent, tmp_path):
     """A large agent may take minutes to load, and a method to fine-tune one takes hours."""
 
