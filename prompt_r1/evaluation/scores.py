@@ -73,23 +73,23 @@ class Results:
 
     def __init__(self, predictions: Sequence[Prediction]) -> None:
         self.groups: dict[tuple[System, str], list[Prediction]] = {}
-        kinds: dict[str, set[Kind]] = {}  # A dataset of the user may mix kinds.
+        self.kinds: dict[str, set[Kind]] = {}  # A dataset of the user may mix kinds.
         measured: set[str] = set()
         for prediction in predictions:
             question = prediction.question
             self.groups.setdefault((prediction.system, question.dataset), []).append(prediction)
-            kinds.setdefault(question.dataset, set()).add(question.kind)
+            self.kinds.setdefault(question.dataset, set()).add(question.kind)
             measured.update(prediction.metrics)
         # The paper's datasets come first, in the paper's order, then the others by name.
-        order = dict.fromkeys([*TRAINED, *OUT_OF_DISTRIBUTION, *sorted(kinds)])
-        self.kinds = {name: kinds[name] for name in order if name in kinds}
+        order = dict.fromkeys([*TRAINED, *OUT_OF_DISTRIBUTION, *sorted(self.kinds)])
+        self.datasets = [name for name in order if name in self.kinds]
         self.systems = list(dict.fromkeys(system for system, _ in self.groups))
         self.labels = {metric: label for metric, label in LABELS.items() if metric in measured}
         # A user's own metric is called MODULE:FUNCTION, as its column is.
         self.own_metrics = sorted(measured - LABELS.keys())
         self.labels |= {name: name for name in self.own_metrics}
         # The means over the questions of all datasets.
-        self.means = {system: self.micro_means(system, list(self.kinds)) for system in self.systems}
+        self.means = {system: self.micro_means(system, self.datasets) for system in self.systems}
 
     def reported_metrics(self, dataset: str) -> list[str]:
         """The metrics that the paper's tables report for a dataset, in the order of LABELS."""
@@ -105,10 +105,10 @@ class Results:
             found += self.groups.get((system, name), [])
         return found
 
-    def scores(self, system: System, dataset: str, metric: str) -> list[float]:
+    def scores(self, system: System, datasets: Sequence[str], metric: str) -> list[float]:
         """The score of each question: the mean over its repeats, without failed calls."""
         repeats: dict[Question, list[float]] = {}
-        for prediction in self.predictions(system, [dataset]):
+        for prediction in self.predictions(system, datasets):
             if metric in prediction.metrics:
                 repeats.setdefault(prediction.question, []).append(prediction.metrics[metric])
         return [fmean(scores) for scores in repeats.values()]
@@ -119,7 +119,7 @@ class Results:
         None if one of these datasets was not measured.
         """
         reporting = [name for name in datasets if metric in self.reported_metrics(name)]
-        scores = {name: self.scores(system, name, metric) for name in reporting}
+        scores = {name: self.scores(system, [name], metric) for name in reporting}
         if not scores or not all(scores.values()):
             return None
         mean = fmean(fmean(values) for values in scores.values())
@@ -136,9 +136,7 @@ class Results:
         errors = len(predictions) - len(answered)
         rates = {}
         for metric in self.labels:
-            scores: list[float] = []
-            for name in datasets:
-                scores += self.scores(system, name, metric)
+            scores = self.scores(system, datasets, metric)
             if scores:
                 low, high = mean_interval(scores)
                 rates[metric] = Rate(fmean(scores), low, high, len(scores), errors)

@@ -115,7 +115,7 @@ def datasets_table(results: Results, cells: Callable[[Means], Mapping[str, str]]
     """
     rows = []
     for system, name in short_names(results.systems).items():
-        datasets = [dataset for dataset in results.kinds if (system, dataset) in results.groups]
+        datasets = [dataset for dataset in results.datasets if (system, dataset) in results.groups]
         for dataset in datasets:
             means = results.micro_means(system, [dataset])
             rows.append({"method": name, "dataset": dataset, **cells(means)})
@@ -126,8 +126,8 @@ def datasets_table(results: Results, cells: Callable[[Means], Mapping[str, str]]
 
 def paper_tables(results: Results, trained_with: Mapping[str, str]) -> list[str]:
     """The tables that the predictions can fill. `trained_with`: agent → the environment of its training."""
-    out_of_distribution = [name for name in results.kinds if name in (*OUT_OF_DISTRIBUTION, *OOD_KINDS)]
-    trained = [name for name in results.kinds if name not in out_of_distribution]
+    out_of_distribution = [name for name in results.datasets if name in (*OUT_OF_DISTRIBUTION, *OOD_KINDS)]
+    trained = [name for name in results.datasets if name not in out_of_distribution]
     environments = list(dict.fromkeys(system.environment for system in results.systems if system.environment))
     tables = []
     for environment in environments or [""]:
@@ -147,7 +147,7 @@ def paper_tables(results: Results, trained_with: Mapping[str, str]) -> list[str]
         table = PaperTable(results, [*direct, *full], "", trained_with)
         homes = ", ".join(f"{agent} was trained with {home}" for agent, home in trained_with.items())
         title = f"Table 5: transfer between environments ({homes})"
-        tables.append(table.markdown(title, list(results.kinds)))
+        tables.append(table.markdown(title, results.datasets))
     return tables
 
 

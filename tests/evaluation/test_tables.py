@@ -66,7 +66,7 @@ def test_repeats_of_a_question_count_as_one_observation():
     assert rates[0] == rates[1] and rates[0].n == 10
     assert score_predictions(five).means[DIRECT].n == 10
     differing = score_predictions([predict(1), predict(1, "Lyon", sample=1)])
-    assert differing.scores(DIRECT, "towns", "em") == [0.5]
+    assert differing.scores(DIRECT, ["towns"], "em") == [0.5]
 
 
 def test_failed_calls_are_counted_and_do_not_lower_the_mean():
