@@ -42,10 +42,10 @@ the new instruction, and nothing else, between ``` and ```."""
 
 async def gepa(search: PromptSearch, data: Data) -> str:
     """The prompt with the best mean score on the validation questions. Of equal prompts, the first."""
-    held_out = await search.begin(data.validation, VALIDATED_ON)
+    await search.begin(data.validation, VALIDATED_ON)
     rng = random.Random(search.seed)
     batches = filled_batches(data.train, rng)
-    step_calls = 2 * BATCH + 1 + len(held_out)
+    step_calls = 2 * BATCH + 1 + len(search.questions)
     iteration = 0
     while search.may_go_on(step_calls, authors_stop=search.environment_calls >= METRIC_CALLS):
         iteration += 1
@@ -61,7 +61,7 @@ async def gepa(search: PromptSearch, data: Data) -> str:
             continue
         after = await search.try_prompt(child, batch)
         if mean_score(after) > mean_score(before):
-            await search.score(child, held_out)
+            await search.score(child)
     return search.best()
 
 

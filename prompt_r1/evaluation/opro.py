@@ -38,15 +38,15 @@ all questions of the kind. Put it between <INS> and </INS>."""
 
 async def opro(search: PromptSearch, data: Data) -> str:
     """The instruction with the best score on the training questions. Validation questions are not used."""
-    train = await search.begin(data.train, SCORED_ON)
+    await search.begin(data.train, SCORED_ON)
     # In an instruction for mathematical questions, a number could reveal an answer.
-    digits_allowed = not all(question.kind == "math" for question in train)
-    step_calls = PER_STEP + len(train)
+    digits_allowed = not all(question.kind == "math" for question in search.questions)
+    step_calls = PER_STEP + len(search.questions)
     step = 0
     while search.may_go_on(step_calls, authors_stop=step == STEPS):
         step += 1
         rng = random.Random(f"opro {search.seed} {step}")
-        shown = rng.sample(train, min(EXEMPLARS, len(train)))
+        shown = rng.sample(search.questions, min(EXEMPLARS, len(search.questions)))
         means = {prompt: fmean(scores) for prompt, scores in search.scores.items()}
         request = meta_prompt(means, shown)
         # The eight requests of a step are equal, and the next step repeats them if nothing new was scored. So
@@ -58,8 +58,8 @@ async def opro(search: PromptSearch, data: Data) -> str:
                 continue
             instruction = read_instruction(reply.text)
             usable = is_usable(instruction, digits_allowed=digits_allowed)
-            if usable and instruction not in search.scores and search.may_call(len(train)):
-                await search.score(instruction, train)
+            if usable and instruction not in search.scores and search.may_call(len(search.questions)):
+                await search.score(instruction)
     return search.best()
 
 

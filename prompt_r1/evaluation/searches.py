@@ -54,10 +54,7 @@ class Data:
 
 @dataclass
 class PromptSearch:
-    """Tries prompts on an environment, and asks an optimiser for new ones.
-
-    Prompts are compared by their scores on the same questions.
-    """
+    """Tries prompts on an environment, and asks an optimiser for new ones."""
 
     name: str  # the method and the dataset
     environment: Environment
@@ -67,11 +64,12 @@ class PromptSearch:
     examples: int = 0  # how many questions score a prompt; 0: the authors' number
     seed: int = 0
     # The state of the search. A call counts when it begins, so also without a reply.
+    questions: Sequence[Question] = ()  # the questions that score each prompt, which `begin` draws
     environment_calls: int = 0
     optimizer_calls: int = 0
     attempts_without_new_prompt: int = 0  # since a new prompt was last tried
     tried: set[str] = field(default_factory=set)  # the prompts that were tried on any question
-    scores: dict[str, list[float]] = field(default_factory=dict)  # prompt → score per question
+    scores: dict[str, list[float]] = field(default_factory=dict)  # prompt → score of each of `questions`
 
     @property
     def calls(self) -> int:
@@ -82,23 +80,22 @@ class PromptSearch:
         """Whether the limit allows this many more calls."""
         return not self.limit or self.calls + more <= self.limit
 
-    async def begin(self, questions: Sequence[Question], authors_count: int) -> list[Question]:
+    async def begin(self, questions: Sequence[Question], authors_count: int) -> None:
         """Draw the questions that score prompts, and score the seed prompt if the limit of calls allows it.
 
         `authors_count`: how many questions the authors draw.
         """
         shuffled = random.Random(f"chosen {self.seed}").sample(list(questions), len(questions))
-        drawn = shuffled[: self.examples or authors_count]
-        if self.may_call(len(drawn)):
-            await self.score(SEED_PROMPT, drawn)
-        return drawn
+        self.questions = shuffled[: self.examples or authors_count]
+        if self.may_call(len(self.questions)):
+            await self.score(SEED_PROMPT)
 
     def may_go_on(self, step_calls: int, *, authors_stop: bool) -> bool:
         """Whether to take another step.
 
-        A limit of calls takes the place of the authors' end: with a limit, a step is taken if `step_calls`
-        more calls are allowed, the most that it makes until it has scored its first new prompt. Without one,
-        the search ends when `authors_stop` is True.
+        `step_calls` is the most calls that a step makes until it has scored its first new prompt. With a
+        limit of calls, the search goes on while the limit allows so many more. Without a limit, it ends when
+        the authors' code ends (`authors_stop`).
         """
         if not self.may_call(step_calls):
             return False
@@ -109,10 +106,10 @@ class PromptSearch:
         is_perfect = all(score == 1 for score in self.scores[self.best()])
         return not is_perfect and self.attempts_without_new_prompt < PATIENCE
 
-    async def score(self, prompt: str, questions: Sequence[Question]) -> float:
-        """The mean score of a prompt. It is scored only once, so `questions` must always be the same."""
+    async def score(self, prompt: str) -> float:
+        """The mean score of a prompt on `questions`. It is scored only once."""
         if prompt not in self.scores:
-            predictions = await self.try_prompt(prompt, questions)
+            predictions = await self.try_prompt(prompt, self.questions)
             self.scores[prompt] = [task_score(prediction) for prediction in predictions]
         return fmean(self.scores[prompt])
 

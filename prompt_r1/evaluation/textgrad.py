@@ -38,15 +38,15 @@ write a better version that keeps what works. Put it between {OPENING} and {CLOS
 
 async def textgrad(search: PromptSearch, data: Data) -> str:
     """The last prompt that validation did not reject."""
-    held_out = await search.begin(data.validation, VALIDATED_ON)
+    await search.begin(data.validation, VALIDATED_ON)
     batches = endless_batches(data.train, random.Random(f"textgrad {search.seed}"))
     prompt = SEED_PROMPT
-    step_calls = BATCH + UPDATE_CALLS + len(held_out)
+    step_calls = BATCH + UPDATE_CALLS + len(search.questions)
     update = 0
     while search.may_go_on(step_calls, authors_stop=update == EPOCHS * UPDATES):
         update += 1
         proposed = await rewrite(search, prompt, next(batches), update)
-        if await search.score(proposed, held_out) >= await search.score(prompt, held_out):
+        if await search.score(proposed) >= await search.score(prompt):
             prompt = proposed
     return prompt
 

@@ -389,7 +389,8 @@ def test_a_prompt_is_searched_for_each_dataset_and_one_for_the_datasets_without_
     async def name_datasets(search, data) -> str:
         await search.ask_optimizer("", "write", sample=0)
         assert not search.scores, "those on another dataset's questions"
-        await search.score("shared by all", data.train)
+        search.questions = data.train
+        await search.score("shared by all")
         return " and ".join(sorted({question.dataset for question in data.train}))
 
     replace_search(monkeypatch, name_datasets)
