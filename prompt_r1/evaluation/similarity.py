@@ -33,9 +33,11 @@ class SentenceEncoder:
                     f"SSim needs the encoder {REPOSITORY}, which is not on this machine: `hf download "
                     f"{REPOSITORY}`, or give its folder with --ssim-model DIR"
                 ) from None
-            raise UsageError(f"{source}: cannot be loaded as an encoder ({str(error)[:200]})") from None
+            raise UsageError(
+                f"--ssim-model {source}: cannot be loaded as an encoder ({str(error)[:200]})"
+            ) from None
         if any("CausalLM" in name for name in model.config.architectures or ()):
-            raise UsageError(f"{source} holds a causal language model, no encoder of sentences")
+            raise UsageError(f"--ssim-model {source}: a causal language model, no encoder of sentences")
         self.model = model.to(device).eval()
 
     @torch.inference_mode()
