@@ -1,13 +1,9 @@
-"""Normalise texts before they are compared, by one of two sets of rules.
+"""Normalise texts before they are compared: lower case, no articles, and only marks that carry a value.
 
-    official   SQuAD's: lower case, no punctuation, no articles. They are here for comparison with the paper's
-               tables, in the form of the paper's released code.
-    strict     the default, which the reward uses. Punctuation that carries a value is kept.
-
-SQuAD's rules were made for names. In mathematics they make wrong answers right: "-5" equals "5", "1/2" equals
-"12", and "2x+3" equals "2x-3". The strict rules (`RULES`) also keep the point of a number, and the operators
-- + / = ^ < > ≤ ≥ ≠ without the blanks around them. After a word, the blank before a minus or a comparison
-stays:
+SQuAD's rules, which the paper's release uses (evaluation/official.py), drop all punctuation. They were made
+for names. In mathematics they make wrong answers right: "-5" equals "5", "1/2" equals "12", and "2x+3" equals
+"2x-3". The rules here (`RULES`) keep the point of a number, and the operators - + / = ^ < > ≤ ≥ ≠ without the
+blanks around them. After a word, the blank before a minus or a comparison stays:
 
     x = - 5               x=-5
     2x + 3                2x+3
@@ -30,35 +26,18 @@ import string
 import unicodedata
 from functools import lru_cache
 
-ARTICLES = re.compile(r"\b(a|an|the)\b")
-DROP_PUNCTUATION = str.maketrans("", "", string.punctuation)
-
 
 # All metrics of a game normalise the same answers, and the games of a question have the same gold answers.
 @lru_cache(maxsize=10_000)
-def normalise(text: str, *, official: bool = False) -> str:
-    """Lower the case, drop punctuation and articles, and collapse white space (SQuAD).
-
-    The strict rules keep the punctuation that carries a value, and make typographic characters plain.
-    """
-    words = _official(text) if official else _strict(text)
-    return " ".join(words.split())
-
-
-def _official(text: str) -> str:
-    """The text in lower case, without articles and punctuation."""
-    return ARTICLES.sub(" ", text.lower().translate(DROP_PUNCTUATION))
-
-
-def _strict(text: str) -> str:
-    """The text in lower case, without articles, and without the marks that carry no value."""
+def normalise(text: str) -> str:
+    """The text as it is compared: texts with the same normal form are equal."""
     text = plain_characters(text).casefold()
     for typed, plain in SPELLINGS.items():
         text = text.replace(typed, plain)
     text = " ".join(text.split())
     for pattern, replacement in RULES:
         text = re.sub(pattern, replacement, text)
-    return text
+    return " ".join(text.split())
 
 
 SPELLINGS = {"<=": "≤", ">=": "≥", "!=": "≠", "==": "=", "$": ""}

@@ -18,6 +18,7 @@ In reading order:
     dry_run            estimate what an evaluation will cost
     intervals          intervals of means
     similarity         SSim: how similar two texts are in meaning
+    official           EM, SM and F1 by the rules of the paper's release
     scores             EM, SM, F1 and SSim of each answer, and their means with intervals
     paper_numbers      the numbers in the paper's tables
     tables             the tables and files of results

@@ -10,6 +10,7 @@ from statistics import fmean
 
 from prompt_r1.data.datasets import OUT_OF_DISTRIBUTION, TRAINED
 from prompt_r1.evaluation.intervals import macro_interval, mean_interval
+from prompt_r1.evaluation.official import official_scores
 from prompt_r1.evaluation.predictions import Prediction, System
 from prompt_r1.evaluation.similarity import SentenceEncoder
 from prompt_r1.f1 import exact_match, f1, substring_match
@@ -178,11 +179,9 @@ def text_metrics(prediction: Prediction, *, official: bool) -> dict[str, float]:
     """The metrics of an answer that need no encoder."""
     answer = prediction.answer or ""
     golds = prediction.question.answers
-    return {
-        "em": exact_match(answer, golds, official=official),
-        "sm": substring_match(answer, golds, official=official),
-        "f1": f1(answer, golds, official=official),
-    }
+    if official:
+        return official_scores(answer, golds)
+    return {"em": exact_match(answer, golds), "sm": substring_match(answer, golds), "f1": f1(answer, golds)}
 
 
 def add_similarity(predictions: Sequence[Prediction], encoder: SentenceEncoder, *, official: bool) -> None:
