@@ -15,8 +15,6 @@ import yaml
 from prompt_r1.errors import UsageError
 from prompt_r1.programs.files import replace_file
 
-# PyYAML does not only raise its own errors: `!!int x`, `!!bool x` or thousands of brackets raise others.
-NOT_YAML = (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
 MAX_VALUE = 1e15  # No setting may be as large, because such integers overflow in torch.
 BOOLEANS = {"true": True, "false": False}
 KINDS: dict[object, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
@@ -80,6 +78,50 @@ class Setting:
         """Its command-line flag."""
         return flag_of(self.name)
 
+    def checked(self, value: object, name: str) -> Any:
+        """The value from a flag or a file. A text is converted to the type of the setting.
+
+        Raises UsageError if the value has another type, is out of range or is not among the choices. `name`
+        is what the error calls the setting.
+        """
+        # A file holds null for a setting without a value, such as the seed of an EvaluateConfig.
+        if value is None and self.default is None:
+            return None
+        if self.takes_several:
+            texts = value if isinstance(value, list) else [value]
+            return tuple(self._checked_value(str, text, name) for text in texts)
+        return self._checked_value(self.type, value, name)
+
+    def _checked_value(self, kind: Any, value: object, name: str) -> Any:
+        """A single value, converted to `kind`."""
+        try:
+            converted = _converted(kind, value)
+        except ValueError:
+            raise UsageError(f"{name} takes {KINDS[kind]}, not {reprlib.repr(value)}") from None
+        if isinstance(converted, str):
+            if self.choices and converted not in self.choices:
+                raise UsageError(f"{name} must be one of {', '.join(self.choices)}, not {converted!r}")
+            return converted
+        check_number(name, converted, self.range)
+        # Only a number in its range becomes a float: float() raises OverflowError for a very large integer.
+        return float(converted) if kind is float else converted
+
+
+def _converted(kind: Any, value: object) -> Any:
+    """`value` itself if it has the type `kind`; a text is converted to `kind`. Raises ValueError otherwise.
+
+    An integer is accepted where a float is needed.
+    """
+    if type(value) is kind or (kind is float and type(value) is int):
+        return value
+    if not isinstance(value, str):
+        raise ValueError(f"a {type(value).__name__}")
+    if kind is bool:
+        if value not in BOOLEANS:
+            raise ValueError(value)
+        return BOOLEANS[value]
+    return kind(value)
+
 
 def setting(default: Any, help: str, range: Range = NOT_NEGATIVE, **others: Any) -> Any:
     """A field of a config with this default. The other arguments are those of `Setting`."""
@@ -109,63 +151,7 @@ def flag_of(name: str) -> str:
 
 def experiment_values(config: Any) -> dict[str, Any]:
     """The values of the settings that define an experiment."""
-    defining = [setting.name for setting in settings_of(config) if setting.defines_experiment]
-    return {name: getattr(config, name) for name in defining}
-
-
-def checked_value(setting: Setting, value: object, name: str) -> Any:
-    """The value of a setting from a flag or a file. A text is converted to the type of the setting.
-
-    Raises UsageError if the value has another type, is out of range or is not among the choices. `name` is
-    what the error calls the setting.
-    """
-    # A file holds null for a setting without a value, such as the seed of an EvaluateConfig.
-    if value is None and setting.default is None:
-        return None
-    if setting.takes_several:
-        return _texts(setting, value, name)
-    try:
-        converted = _converted(setting.type, value)
-    except ValueError:
-        raise UsageError(f"{name} takes {KINDS[setting.type]}, not {reprlib.repr(value)}") from None
-    if isinstance(converted, str):
-        _check_text(setting, converted, name)
-        return converted
-    check_number(name, converted, setting.range)
-    # Only a number in its range becomes a float: float() raises OverflowError for a very large integer.
-    return float(converted) if setting.type is float else converted
-
-
-def _converted(kind: Any, value: object) -> Any:
-    """`value` itself if it has the type `kind`; a text is converted to `kind`. Raises ValueError otherwise.
-
-    An integer is accepted where a float is needed.
-    """
-    if type(value) is kind or (kind is float and type(value) is int):
-        return value
-    if not isinstance(value, str):
-        raise ValueError(f"a {type(value).__name__}")
-    if kind is bool:
-        if value not in BOOLEANS:
-            raise ValueError(value)
-        return BOOLEANS[value]
-    return kind(value)
-
-
-def _texts(setting: Setting, value: object, name: str) -> tuple[str, ...]:
-    """The value of a setting that takes several texts: a text, or a list of texts."""
-    texts = value if isinstance(value, list) else [value]
-    for text in texts:
-        if not isinstance(text, str):
-            raise UsageError(f"{name} takes a text or a list of texts, not {reprlib.repr(value)}")
-        _check_text(setting, text, name)
-    return tuple(texts)
-
-
-def _check_text(setting: Setting, text: str, name: str) -> None:
-    """Raise UsageError for a text that is not among the choices."""
-    if setting.choices and text not in setting.choices:
-        raise UsageError(f"{name} must be one of {', '.join(setting.choices)}, not {text!r}")
+    return {one.name: getattr(config, one.name) for one in settings_of(config) if one.defines_experiment}
 
 
 def check_number(name: str, value: float, allowed: Range) -> None:
@@ -182,7 +168,7 @@ def read_mapping(path: Path) -> dict[str, object]:
         values = yaml.safe_load(path.read_text("utf-8"))
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from None
-    except NOT_YAML as error:
+    except Exception as error:  # PyYAML raises many kinds, for example for `!!int x` or a thousand brackets.
         raise UsageError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict):
         raise UsageError(f"{path} has no `key: value` lines")
@@ -192,20 +178,20 @@ def read_mapping(path: Path) -> dict[str, object]:
 def read_yaml(path: Path, kind: type[Any], *, all_known: bool = True) -> dict[str, Any]:
     """The settings of a config in a YAML file. Raises UsageError, with `all_known` also for unknown keys."""
     values = read_mapping(path)
-    known = {setting.name: setting for setting in settings_of(kind)}
+    known = {one.name: one for one in settings_of(kind)}
     unknown = sorted(values.keys() - known)
     if unknown and all_known:
         hint = did_you_mean(unknown[0], known) or "; `train.py --help-all` lists the settings"
         raise UsageError(f"{path}: unknown key {unknown[0]!r}{hint}")
     try:
-        return {name: checked_value(known[name], values[name], name) for name in known if name in values}
+        return {name: known[name].checked(values[name], name) for name in known if name in values}
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from None
 
 
 def write_yaml(config: Any, path: Path) -> None:
     """Write every setting of a config to a file, so that the file is a complete record of the settings."""
-    values = {setting.name: getattr(config, setting.name) for setting in settings_of(config)}
+    values = {one.name: getattr(config, one.name) for one in settings_of(config)}
     replace_file(path, yaml.safe_dump(values, sort_keys=False, allow_unicode=True).encode())
 
 

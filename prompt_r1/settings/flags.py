@@ -1,13 +1,12 @@
 """Command-line flags: one for each setting of a config."""
 
 import argparse
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from prompt_r1.errors import UsageError
 from prompt_r1.programs.command_line import Parser, program_name
-from prompt_r1.settings.fields import Setting, checked_value, did_you_mean, settings_of
+from prompt_r1.settings.fields import Setting, did_you_mean, settings_of
 
 Presets = Mapping[str, Mapping[str, Any]]  # name → values by the names of their settings
 METAVARS: dict[object, str] = {int: "N", float: "X", bool: "true|false", str: "TEXT"}
@@ -35,7 +34,7 @@ def given_values(kind: type[Any], arguments: list[str], *, presets: Presets) -> 
     for setting in settings:
         if setting.name in given:
             _check_not_empty(setting, given[setting.name])
-            given[setting.name] = checked_value(setting, given[setting.name], setting.flag)
+            given[setting.name] = setting.checked(given[setting.name], setting.flag)
     return given
 
 
@@ -61,8 +60,6 @@ def _parser(kind: type[Any], presets: Presets, *, show_all: bool) -> Parser:
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )
-    # argparse knows -1 as a number, but takes -1e-6 for a flag.
-    parser._negative_number_matcher = re.compile(r"-(\d|\.\d|inf)")
     if presets:
         names = "|".join([*presets, "FILE"])
         parser.add_argument("--config", metavar=names, help="preset or YAML file (default: mini)")

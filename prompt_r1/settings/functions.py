@@ -58,7 +58,7 @@ def import_function(
     function = import_object(name, where=flag)
     if not callable(function) or inspect.isclass(function):
         raise UsageError(f"{where}: not a function")
-    keywords = [name for name in may_take if name in parameters_of(function)]
+    keywords = [keyword for keyword in may_take if keyword in parameters_of(function)]
     try:
         # Any values do: only their number and the names of keywords are checked.
         inspect.signature(function).bind(*takes, **dict.fromkeys(keywords))

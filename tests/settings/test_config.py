@@ -91,7 +91,7 @@ def test_a_config_that_is_written_reads_back_equal(tmp_path):
         ("agent: 4", "agent takes a text, not 4"),
         ("steps: !!int x", "is not YAML"),
         ("steps: !!python/object/apply:os.system [false]", "is not YAML"),
-        ("data: {a: b}", "data takes a text or a list of texts"),
+        ("data: {a: b}", "data takes a text, not {'a': 'b'}"),
         (f"lr: 1{'0' * 400}", "lr must be above 0 and below 1000, not 1000"),
     ],
     ids=lambda text: text[:40],
