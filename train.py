@@ -20,9 +20,9 @@ if __name__ == "__main__":  # Show --help and usage errors before the imports be
 
     check_installation()
     from prompt_r1.programs.command_line import begin_imports, read_settings
-    from prompt_r1.training.preflight import read_train_config
+    from prompt_r1.training.preflight import read_training
 
-    settings = read_settings(read_train_config)
+    chosen = read_settings(read_training)
     begin_imports()
 
 import torch
@@ -38,9 +38,10 @@ from prompt_r1.programs.launcher import is_first_rank
 from prompt_r1.programs.text import printable
 from prompt_r1.reward import score_games
 from prompt_r1.rollout import play_groups
-from prompt_r1.settings.train import TrainConfig, warnings_of
+from prompt_r1.settings.train import warnings_of
 from prompt_r1.training.batches import Batch
 from prompt_r1.training.dry_run import estimate
+from prompt_r1.training.preflight import ChosenTraining
 from prompt_r1.training.record import Record
 from prompt_r1.training.run import Run
 from prompt_r1.training.start import start_run
@@ -138,8 +139,9 @@ async def play_step(run: Run, step: int, questions: Mapping[int, Question]) -> l
     return await play_groups(questions, config.group_size, play_one)
 
 
-def main(config: TrainConfig) -> None:
+def main(chosen: ChosenTraining) -> None:
     """Train, or only estimate the cost (--dry-run)."""
+    config = chosen.config
     if is_first_rank():
         for warning in warnings_of(config):
             print(printable(f"Note: {warning}"))
@@ -147,7 +149,7 @@ def main(config: TrainConfig) -> None:
             print(estimate(config))
     if config.dry_run:
         return
-    with start_run(config) as run:
+    with start_run(chosen) as run:
         record = Record.resume(run)  # It begins with the newest checkpoint, if there is one.
         run.interrupt.training_began = True  # From now on, a signal saves the run before it ends it.
         try:
@@ -165,4 +167,4 @@ def main(config: TrainConfig) -> None:
 
 
 if __name__ == "__main__":
-    run_program(main, settings, then="resumes from the last checkpoint")
+    run_program(main, chosen, then="resumes from the last checkpoint")

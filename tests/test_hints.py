@@ -16,14 +16,14 @@ from prompt_r1.pair.settings import InferConfig, read_pair
 from prompt_r1.programs.command_line import command
 from prompt_r1.settings.train import TrainConfig
 from prompt_r1.training import warm_start
-from prompt_r1.training.preflight import read_train_config, read_warm_start_config
+from prompt_r1.training.preflight import read_training, read_warm_start_config
 from prompt_r1.training.summary import summary
 from tests.support.paths import ROOT
 from tests.support.programs import run_here
 
 FOLDER = "Anna's runs"  # needs quotes
 TAKES = {
-    "train.py": read_train_config,
+    "train.py": read_training,
     "infer.py": partial(read_pair, InferConfig),
     "evaluate.py": read_evaluation,
     "prompt_r1.training.warm_start": read_warm_start_config,

@@ -20,13 +20,13 @@ from prompt_r1.pair.settings import InferConfig, read_pair
 from prompt_r1.programs.command_line import read_settings
 from prompt_r1.programs.sealed_folders import seal
 from prompt_r1.settings.fields import write_yaml
-from prompt_r1.training.preflight import read_train_config, read_warm_start_config
+from prompt_r1.training.preflight import read_training, read_warm_start_config
 from prompt_r1.training.run_folder import FORMAT, LOCK
 from tests.support.paths import ROOT
 from tests.support.settings import train_config
 
 READERS = {
-    "train.py": read_train_config,
+    "train.py": read_training,
     "infer.py": partial(read_pair, InferConfig),
     "evaluate.py": read_evaluation,
     "sft.py": read_warm_start_config,
@@ -72,10 +72,10 @@ SEEN_BEFORE_TORCH = [
     ("evaluate.py --env ", "--env is empty"),
     ("evaluate.py --out ", "--out is empty"),
     ("train.py --config ", "--config '': neither a preset (mini, small, paper) nor a YAML file"),
-    ("train.py --config nowhere.yaml", "--config nowhere.yaml: neither a preset (mini, small, paper) nor"),
+    ("train.py --config nowhere.yaml", "--config 'nowhere.yaml': neither a preset (mini, small, paper) nor"),
     ("train.py --config unknown.yaml", "unknown.yaml: unknown key 'lerning_rate'; `train.py --help-all`"),
     ("train.py --config typo.yaml", "typo.yaml: unknown key 'weight_dekay'; did you mean weight_decay?"),
-    ("train.py --config folder", "--config folder: neither a preset (mini, small, paper) nor a YAML file"),
+    ("train.py --config folder", "--config 'folder': neither a preset (mini, small, paper) nor a YAML file"),
     ("train.py --config list.yaml", "list.yaml has no `key: value` lines"),
     ("train.py --config broken.yaml", "broken.yaml is not YAML"),
     # functions
@@ -225,7 +225,7 @@ def test_a_mistake_is_one_sentence(folder, line, words, monkeypatch, capfd):
 def test_a_damaged_checkpoint_is_left_to_the_run_which_skips_it(folder):
     path = folder / "trained/checkpoints/step-000001/config.yaml"
     path.write_text(path.read_text()[:20])
-    read_train_config(["--out", "trained", "--seed", "1"])
+    read_training(["--out", "trained", "--seed", "1"])
 
 
 def test_what_needs_no_model_is_checked_before_torch_is_imported(tmp_path):
@@ -276,14 +276,14 @@ def test_a_missing_package_of_wandb_is_named_before_the_imports(folder, monkeypa
     """It was named after eight seconds, when the run folder had been made."""
     monkeypatch.setattr("prompt_r1.training.preflight.find_spec", lambda name: None)
     with pytest.raises(UsageError, match="--wandb: `pip install wandb`"):
-        read_train_config(["--wandb"])
+        read_training(["--wandb"])
     assert not (folder / "runs").exists()
 
 
 def test_an_estimate_needs_no_key_and_makes_no_folder(folder):
     """A bug: the price in advance was refused to those who have no key yet."""
     before = {*folder.rglob("*")}
-    read_train_config(["--config", "paper", "--data", "good.jsonl", "--env", "gpt-4o-mini", "--dry-run"])
+    read_training(["--config", "paper", "--data", "good.jsonl", "--env", "gpt-4o-mini", "--dry-run"])
     assert {*folder.rglob("*")} == before
 
 
@@ -306,7 +306,7 @@ def test_a_rank_that_would_wait_in_vain_is_refused_at_once(folder, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "5")
     with pytest.raises(UsageError, match=r"RANK is 5 of 2 ranks \(WORLD_SIZE\), .*from 0"):
-        read_train_config([])
+        read_training([])
 
 
 def test_ranks_without_an_address_are_refused_at_once(folder, monkeypatch):
@@ -314,7 +314,7 @@ def test_ranks_without_an_address_are_refused_at_once(folder, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     with pytest.raises(UsageError, match=r"WORLD_SIZE is 2.*MASTER_ADDR"):
-        read_train_config([])
+        read_training([])
     monkeypatch.setenv("WORLD_SIZE", "two")
     with pytest.raises(UsageError, match="WORLD_SIZE is 'two', not a number"):
-        read_train_config([])
+        read_training([])

@@ -1,7 +1,7 @@
 """Settings of train.py. Flags override a preset or a YAML file, which overrides the defaults."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -90,13 +90,6 @@ class TrainConfig(AgentConfig):
         16384, "tokens per micro-batch; shared openings count once", POSITIVE
     )
     checkpointing: bool = machine_setting(True, "gradient checkpointing")
-    # This is no setting: whether `env` comes from the YAML file of --config.
-    env_from_file: bool = False
-
-    @property
-    def typed_env(self) -> str:
-        """The SPEC of `env` if the user typed it; "" if a YAML file names it, which may come from anyone."""
-        return "" if self.env_from_file else self.env
 
 
 def warnings_of(config: TrainConfig) -> list[str]:
@@ -174,49 +167,44 @@ def train_config(flags: Mapping[str, Any]) -> TrainConfig:
     """
     # Without --config, the agent decides the preset. With neither --config nor --agent, the toy is trained.
     source = flags.get("config", preset_of(flags.get("agent", ""), default="mini"))
-    is_file = source not in PRESETS
-    source_values = settings_of_file(source) if is_file else PRESETS[source]
-    not_overridden = {name: value for name, value in source_values.items() if name not in flags}
-    if is_file:
-        check_names_no_code(source, not_overridden)
-    given = merged(not_overridden, flags)
-    config = TrainConfig(**given, env_from_file=is_file and "env" in not_overridden)
-    config = with_defaults(config, given)
+    base = PRESETS[source] if source in PRESETS else settings_of_file(source, flags)
+    given = merged(base, flags)
+    config = with_defaults(TrainConfig(**given), given)
     if not config.out:
-        without_flags = TrainConfig(**source_values)
-        run = run_name(Path(source).stem, config, without_flags)
+        run = run_name(Path(source).stem, config, TrainConfig(**base))
         config = replace(config, out=f"runs/{run}-seed{config.seed}")
     check_consistency(config, flags)
     return config
 
 
-def settings_of_file(source: str) -> dict[str, Any]:
-    """The settings in a YAML file."""
+def settings_of_file(source: str, flags: Collection[str]) -> dict[str, Any]:
+    """The settings in a YAML file.
+
+    The file may come from a stranger. So UsageError is raised if it names code to import, in a setting that
+    the user's flags do not override.
+    """
     path = Path(source)
-    if not path.is_file():  # Path("") is the current folder.
+    if not path.is_file():
         presets = ", ".join(PRESETS)
-        raise UsageError(f"--config {source or repr(source)}: neither a preset ({presets}) nor a YAML file")
-    return read_yaml(path, TrainConfig)
-
-
-def check_names_no_code(file: str, values: Mapping[str, Any]) -> None:
-    """Raise UsageError if settings of a file name code to import: the file may come from a stranger."""
+        raise UsageError(f"--config {source!r}: neither a preset ({presets}) nor a YAML file")
+    values = read_yaml(path, TrainConfig)
     for name in (*FUNCTIONS, "env", "data", "val_data", "test_data"):
-        value = values.get(name, "")
+        value = () if name in flags else values.get(name, ())
         text = value if isinstance(value, str) else " ".join(value)
         if re.search(rf"(^|[\s,]){OBJECT_PREFIX}", text) or (name in FUNCTIONS and text):
             raise UsageError(
-                f"{file}: {name} names code, which is imported only if the command line names it: give "
+                f"{source}: {name} names code, which is imported only if the command line names it: give "
                 f"{flag_of(name)} {text}"
             )
+    return values
 
 
-def merged(source_values: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a preset or file, and of the flags, which override them."""
-    for given in (flags, source_values):
+def merged(base: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a preset or file (`base`), and of the flags, which override them."""
+    for given in (flags, base):
         if "steps" in given and given.get("epochs"):
             raise UsageError("--steps and --epochs both say how long to train: give one of them")
-    both = {**source_values, **flags}
+    both = {**base, **flags}
     both.pop("config", None)  # This flag names the preset or file. It is no setting.
     if "steps" in flags:
         both["epochs"] = 0  # --steps also overrides the epochs of a file.

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -23,10 +23,20 @@ from prompt_r1.training.run_folder import LOCK, check_newest_checkpoint, claim, 
 from prompt_r1.training.settings import FineTuningConfig
 
 
-def read_train_config(arguments: list[str]) -> TrainConfig:
+@dataclass(frozen=True)
+class ChosenTraining:
+    """The training that a user's settings choose."""
+
+    config: TrainConfig
+    trusted: Collection[str] = ()  # which names of `config.env` are trusted (`trusted_names`)
+
+
+def read_training(arguments: list[str]) -> ChosenTraining:
     """Read the settings of a training. Raises UsageError for a training that cannot start."""
     flags = given_values(TrainConfig, arguments, presets=PRESETS)
     config = train_config(flags)
+    # The SPEC of a YAML file does not count as typed, because the file may come from anyone.
+    trusted = trusted_names(typed=[flags.get("env", "")], opened=[config.env])
     _check_functions(config, flags)
     _check_rank()
     check_device(config.device)
@@ -35,7 +45,6 @@ def read_train_config(arguments: list[str]) -> TrainConfig:
     locate_agent(config.agent)
     parse_prices(config.env_price, config.env.split(","))
     if not config.dry_run:  # An estimate needs no key.
-        trusted = trusted_names(typed=[config.typed_env], opened=[config.env])
         check_environment(config.env, config, trusted=trusted)
     val_files = () if config.val_data == (HELD_OUT,) else config.val_data
     check_data([*config.data, *val_files, *config.test_data])
@@ -45,7 +54,7 @@ def read_train_config(arguments: list[str]) -> TrainConfig:
         with (run / LOCK).open("a+") as file:
             claim(file, run)
         check_newest_checkpoint(run, config)
-    return config
+    return ChosenTraining(config, trusted)
 
 
 def _check_functions(config: TrainConfig, flags: Collection[str]) -> None:

@@ -10,7 +10,7 @@ from torch.optim import AdamW, Optimizer
 
 from prompt_r1.environments.check import check_servers
 from prompt_r1.environments.environment import Environment
-from prompt_r1.environments.specs import open_account, open_environment, trusted_names
+from prompt_r1.environments.specs import open_account, open_environment
 from prompt_r1.model.distributed import Ranks, errors_as_rank_lost, pick_device, start_ranks, stop_ranks
 from prompt_r1.model.lora import ADAPTER_ALPHA
 from prompt_r1.model.policy import Policy
@@ -25,6 +25,7 @@ from prompt_r1.training.forked_ranks import fork_ranks
 from prompt_r1.training.log import Log
 from prompt_r1.training.loss_function import loss_of_run, try_loss
 from prompt_r1.training.models import layout_of, load_learner, load_reference
+from prompt_r1.training.preflight import ChosenTraining
 from prompt_r1.training.run import Run, RunQuestions, with_steps
 from prompt_r1.training.run_folder import LOCK, claim, open_run
 from prompt_r1.training.signals import Interrupt
@@ -33,12 +34,13 @@ from prompt_r1.types import Completion, Question, ScoredGame, Trajectory
 
 
 @contextmanager
-def start_run(config: TrainConfig) -> Iterator[Run]:
+def start_run(chosen: ChosenTraining) -> Iterator[Run]:
     """Start a run on every rank, in its locked folder.
 
     Opens signals, ranks, the lock, the event loop, the environment and the log, and closes them in the
     reverse order. Raises UsageError or Resumable. An error inside `with` ends the ranks.
     """
+    config = chosen.config
     with Interrupt() as interrupt:
         fork_ranks(config.ranks, device=config.device, questions=config.questions)
         device = pick_device(config.device)
@@ -53,7 +55,7 @@ def start_run(config: TrainConfig) -> Iterator[Run]:
             folder = ranks.on_first_rank(lambda: open_run(config.out))
             with (folder / LOCK).open("a+") as lock, asyncio.Runner() as runner:
                 ranks.on_first_rank(lambda: claim(lock, folder))
-                run = open_parts(config, folder, ranks, runner, interrupt)
+                run = open_parts(chosen, folder, ranks, runner, interrupt)
                 try:
                     with closing(run.log):
                         yield run
@@ -65,17 +67,18 @@ def start_run(config: TrainConfig) -> Iterator[Run]:
 
 
 def open_parts(
-    config: TrainConfig, folder: Path, ranks: Ranks, runner: asyncio.Runner, interrupt: Interrupt
+    chosen: ChosenTraining, folder: Path, ranks: Ranks, runner: asyncio.Runner, interrupt: Interrupt
 ) -> Run:
     """Open the environment, and load the models and questions.
 
     Raises UsageError or Resumable.
     """
+    config = chosen.config
     # A missing key, or an endpoint that does not answer, is reported before a large model is loaded.
     environment = open_environment(
         config.env,
         config,
-        trusted=trusted_names(typed=[config.typed_env], opened=[config.env]),
+        trusted=chosen.trusted,
         # The journal, and this rank's share of the budget.
         account=open_account(config, folder, rank=ranks.rank, ranks=ranks.count),
         seed=config.seed,

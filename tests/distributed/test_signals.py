@@ -16,6 +16,7 @@ from prompt_r1.errors import Interrupted, Resumable, SignalBeforeTraining
 from prompt_r1.pair.agent import load_agent
 from prompt_r1.programs.command_line import explain
 from prompt_r1.training import start
+from prompt_r1.training.preflight import ChosenTraining
 from prompt_r1.training.signals import SIGNALS, Interrupt
 from tests.support.games import ONE_RANK
 from tests.support.paths import ROOT
@@ -228,7 +229,7 @@ def test_an_error_in_a_run_closes_its_log_and_then_its_environment(tmp_path, mon
     monkeypatch.setattr(start, "start_ranks", lambda *_: ONE_RANK)
     monkeypatch.setattr(start, "open_parts", lambda *_: run)
     config = train_config(["--agent", "none", "--env", "mini", "--data", "mini", "--out", str(tmp_path)])
-    with pytest.raises(Resumable), start.start_run(config):
+    with pytest.raises(Resumable), start.start_run(ChosenTraining(config)):
         raise Resumable("no reply")
     assert events == ["log", "environment"]
 

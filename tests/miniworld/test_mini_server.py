@@ -17,12 +17,12 @@ import train
 from prompt_r1.environments.journal import Journal
 from prompt_r1.programs.command_line import run_program
 from prompt_r1.training.log import read_metrics
+from prompt_r1.training.preflight import read_training
 from tests.support.exports import load_tensors, recorded_games
 from tests.support.mini_server import BILLED, FAULTS, GAMES, FaultyServer, with_server
 from tests.support.paths import ROOT
 from tests.support.programs import command
 from tests.support.providers import KEY
-from tests.support.settings import train_config
 
 ERROR_TEXT = "request failed"  # begins every message of the server's faults
 
@@ -52,7 +52,7 @@ def faulty(asking_agent: Path, tmp_path_factory) -> tuple[subprocess.CompletedPr
         patch.chdir(folder)
         patch.setattr("sys.argv", ["train.py", *line])
         with pytest.raises(SystemExit) as left:
-            run_program(train.main, train_config(line))
+            run_program(train.main, read_training(line))
         server.kill()
     return subprocess.CompletedProcess([], left.value.code, out.getvalue(), err.getvalue()), folder / "run"
 

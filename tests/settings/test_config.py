@@ -11,7 +11,7 @@ from prompt_r1.reward import RULE_WITHOUT_ENVIRONMENT
 from prompt_r1.settings.agent import HELD_OUT, INSTRUCTION_WITHOUT_ENVIRONMENT, INSTRUCTIONS
 from prompt_r1.settings.fields import Range, check_number, read_yaml, write_yaml
 from prompt_r1.settings.train import TrainConfig, warnings_of
-from prompt_r1.training.preflight import read_train_config
+from prompt_r1.training.preflight import read_training
 from tests.support.settings import train_config
 
 
@@ -149,29 +149,25 @@ def test_code_is_imported_only_if_the_command_line_names_it(tmp_path, monkeypatc
     file = tmp_path / "foreign.yaml"
     file.write_text(f"{line}\n")
     with pytest.raises(UsageError, match=f"names code.*give {flag}$"):
-        read_train_config(["--config", str(file)])
+        read_training(["--config", str(file)])
     assert not (tmp_path / "executed").exists()
     functions = [
         f"{name} stranger:metric" for name in ("--reward", "--loss-function", "--advantage-function")
     ]
     own = f"--env mini --data mini {' '.join(functions)} --val-data mini --test-data mini"
-    assert read_train_config(["--config", str(file), *own.split()]).reward == "stranger:metric"
+    assert read_training(["--config", str(file), *own.split()]).config.reward == "stranger:metric"
     assert (tmp_path / "executed").exists()
     sys.modules.pop("stranger")
 
 
-@pytest.mark.parametrize(
-    ("flags", "typed"),
-    [([], ""), (["--env", "m@http://gpu7/v1"], "m@http://gpu7/v1"), (["--env", "none"], "none")],
-)
-def test_an_environment_of_a_config_file_was_not_typed(tmp_path, flags, typed):
+@pytest.mark.parametrize("typed", ["", "m@http://gpu7/v1", "none"])
+def test_an_environment_of_a_config_file_is_not_trusted(tmp_path, monkeypatch, typed):
     """The key is not sent to a URL that a file names: it may come from a stranger."""
-    file = tmp_path / "foreign.yaml"
-    file.write_text("data: mini\nenv: m@http://gpu7/v1\n")
-    config = train_config(["--config", str(file), *flags])
-    assert config.typed_env == typed
-    write_yaml(config, file)
-    assert "env_from_file" not in file.read_text(), "it is no setting"
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "foreign.yaml").write_text("agent: mini\ndata: mini\nenv: m@http://gpu7/v1\n")
+    flags = ["--env", typed] if typed else []
+    chosen = read_training(["--config", "foreign.yaml", *flags])
+    assert set(chosen.trusted) == {typed} - {""}
 
 
 def test_the_learning_rate_of_the_toy_agent_is_warned_of_with_any_other_agent():

@@ -15,7 +15,7 @@ import train
 from prompt_r1.evaluation.preflight import read_evaluation
 from prompt_r1.pair.settings import InferConfig, read_pair
 from prompt_r1.training import report, warm_start
-from prompt_r1.training.preflight import read_train_config, read_warm_start_config
+from prompt_r1.training.preflight import read_training, read_warm_start_config
 from tests.support.paths import ROOT
 
 # Settings of a training run of a few seconds: few questions (the start tokenizes each), short games.
@@ -30,7 +30,7 @@ FOUR_STEPS = [
 
 # What makes the settings of a program from its arguments, and what runs it with them.
 PROGRAMS: dict[str, tuple[Callable[[list[str]], Any], Callable[[Any], None]]] = {
-    "train.py": (read_train_config, train.main),
+    "train.py": (read_training, train.main),
     "infer.py": (partial(read_pair, InferConfig), infer.main),
     "evaluate.py": (read_evaluation, evaluate.main),
     "report.py": (list, report.main),

@@ -25,10 +25,10 @@ import train
 from prompt_r1.programs.command_line import run_program
 from prompt_r1.training import checkpoint
 from prompt_r1.training import record as record_file
+from prompt_r1.training.preflight import read_training
 from prompt_r1.training.record import Record
 from prompt_r1.training.run import Run
 from tests.support.json_server import free_ports
-from tests.support.settings import train_config
 
 SHORT_PHASES = ("backward", "step", "seal")
 
@@ -84,7 +84,7 @@ def run_rank(rank: int, request: dict, port: int, pipe: int) -> None:
     sys.argv = ["train.py", *request["arguments"]]
     code: object = 1
     try:
-        run_program(lambda arguments: train.main(train_config(arguments)), sys.argv[1:])
+        run_program(lambda arguments: train.main(read_training(arguments)), sys.argv[1:])
     except SystemExit as exit_:
         code = exit_.code
     except BaseException:

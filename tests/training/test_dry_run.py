@@ -13,6 +13,7 @@ from prompt_r1.miniworld.questions import mini_questions
 from prompt_r1.settings.train import PRESETS, TrainConfig
 from prompt_r1.spending import Spending
 from prompt_r1.training.dry_run import Case, cases_of, estimate, shown_estimate
+from prompt_r1.training.preflight import ChosenTraining
 from prompt_r1.types import GameSettings
 
 SPLITS = {"val_data": ("mini",), "test_data": ("mini",)}
@@ -119,5 +120,5 @@ def test_an_estimate_says_whether_its_high_end_is_a_bound_and_what_it_needs_for_
 def test_only_the_first_rank_prints_the_estimate(monkeypatch, capsys, rank):
     """`torchrun --nproc-per-node 4 train.py --dry-run` printed the table four times."""
     monkeypatch.setenv("RANK", str(rank))
-    train.main(TrainConfig(**PRESETS["mini"], dry_run=True))
+    train.main(ChosenTraining(TrainConfig(**PRESETS["mini"], dry_run=True)))
     assert ("together" in capsys.readouterr().out) == (rank == 0)

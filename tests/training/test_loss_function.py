@@ -11,7 +11,7 @@ from prompt_r1.errors import UsageError
 from prompt_r1.grpo import LossColumns, grpo_loss
 from prompt_r1.training.log import read_metrics
 from prompt_r1.training.loss_function import checked_loss, loss_of_run, made_up_games, try_loss
-from prompt_r1.training.preflight import read_train_config
+from prompt_r1.training.preflight import read_training
 from tests.support import tiny
 from tests.support.exports import load_tensors
 from tests.support.games import Learner, random_scored_games, record_logprobs_of
@@ -220,8 +220,9 @@ def test_the_losses_of_the_examples_pass_the_trial(name, kl_coef):
 
 def test_a_flag_that_the_users_loss_does_not_take_is_refused(own):
     with pytest.raises(UsageError, match=r"--clip .*--loss-function own_loss:good"):
-        read_train_config("--loss-function own_loss:good --clip 0.1".split())
-    config = read_train_config("--loss-function examples.losses:gspo --clip 0.1 --clip-high 0.2".split())
+        read_training("--loss-function own_loss:good --clip 0.1".split())
+    line = "--loss-function examples.losses:gspo --clip 0.1 --clip-high 0.2"
+    config = read_training(line.split()).config
     assert (config.clip, config.clip_high) == (0.1, 0.2)
 
 
@@ -288,4 +289,4 @@ def test_a_run_is_not_resumed_with_another_loss(own, asking_agent):
     line.append(str(asking_agent))
     run_here("train.py", *line, "--loss-function", "own_loss:good")
     with pytest.raises(UsageError, match="loss_function = 'own_loss:good', not 'other_loss:good'"):
-        read_train_config([*line, "--loss-function", "other_loss:good"])
+        read_training([*line, "--loss-function", "other_loss:good"])

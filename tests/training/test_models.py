@@ -16,6 +16,7 @@ from prompt_r1.pair import agent as agent_file
 from prompt_r1.settings.train import TrainConfig
 from prompt_r1.training import start
 from prompt_r1.training.models import layout_of
+from prompt_r1.training.preflight import ChosenTraining
 from prompt_r1.training.run import Run
 from prompt_r1.training.signals import Interrupt
 from prompt_r1.training.start import open_parts
@@ -41,7 +42,7 @@ def run_of(folder, config: TrainConfig, ranks: Ranks = ONE_RANK) -> Run:
     agent = tiny.save_agent(folder / "agent")
     config = replace(config, agent=str(agent), device="cpu")
     with asyncio.Runner() as runner:
-        return open_parts(config, folder, ranks, runner, Interrupt())
+        return open_parts(ChosenTraining(config), folder, ranks, runner, Interrupt())
 
 
 class FirstOfTwo(Ranks):
