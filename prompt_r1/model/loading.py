@@ -231,11 +231,10 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def check_hub(name: str, *, hint: str = "") -> None:
+def check_hub(name: str) -> None:
     """Raise UsageError for a hub id that is not cached, if the Hub does not have it or cannot be reached.
 
-    The error ends with `hint`. We ask first, because transformers would repeat every request for half a
-    minute.
+    We ask first, because transformers would repeat every request for half a minute.
     """
     try:
         if try_to_load_from_cache(name, "config.json") or file_exists(name, "config.json"):
@@ -245,7 +244,7 @@ def check_hub(name: str, *, hint: str = "") -> None:
         return
     except Exception as error:
         reason = f"the Hub cannot be asked for such a model ({first_line(error)})"
-    raise UsageError(f"there is no folder {name!r}, and {reason}{hint}")
+    raise UsageError(f"there is no folder {name!r}, and {reason}")
 
 
 def vocabulary_of(tokenizer: PreTrainedTokenizerBase) -> int:

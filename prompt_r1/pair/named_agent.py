@@ -7,7 +7,6 @@ A name is a folder (of a model, or of a run that saved one), a GGUF file, a hub 
     make_agent      makes the folder if necessary: it builds `mini`, and converts a GGUF file
 """
 
-import difflib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from prompt_r1.errors import UsageError
 from prompt_r1.model.gguf import gguf_file, gguf_folder, is_gguf
 from prompt_r1.programs.command_line import command
 from prompt_r1.programs.reading import is_finite_number, json_object
-from prompt_r1.settings.agent import MINI_AGENT, SMOLLM2, AgentConfig
+from prompt_r1.settings.agent import MINI_AGENT, AgentConfig
 from prompt_r1.settings.fields import read_yaml, settings_of
 from prompt_r1.settings.train import PRESETS, preset_of
 
@@ -114,7 +113,11 @@ def locate_agent(name: str) -> str | Path:
     if (folder / "agent" / "config.json").exists():
         folder /= "agent"
     if not folder.exists():
-        _check_hub_id(name)
+        # A hub id is NAME or ORGANISATION/NAME. The loading of the model asks the Hub whether it exists.
+        if name.startswith((".", "/", "~", f"{RUNS}/")) or name.count("/") > 1:
+            runs = [str(file.parent.parent) for file in _newest_first("*/agent/config.json")]
+            agents = f"; there are agents in {', '.join(runs[:5])}" if runs else ""
+            raise UsageError(f"--agent {name}: there is no such folder{agents}")
         return name
     if problem := _problem_of(folder):
         raise UsageError(f"--agent {folder} {problem}")
@@ -163,30 +166,6 @@ def exported_step(folder: Path) -> int:
 def _newest_first(pattern: str) -> list[Path]:
     """The files under runs/ that match a pattern."""
     return sorted(RUNS.glob(pattern), key=lambda file: file.stat().st_mtime, reverse=True)
-
-
-def _check_hub_id(name: str) -> None:
-    """Raise UsageError for a name that is plainly a path, and for a misspelt name of a run or built-in agent.
-
-    A name that resembles a known one may still be a hub id. So the Hub is asked before it is called misspelt.
-    All other names are left to the loading of the model.
-    """
-    runs = [file.parent.parent for file in _newest_first("*/agent/config.json")]
-    known = {MINI_AGENT: MINI_AGENT, SMOLLM2: SMOLLM2}
-    for run in runs:
-        known |= {run.name: str(run), str(run): str(run)}
-    similar = difflib.get_close_matches(name.rstrip("/"), known, n=1, cutoff=0.85)
-    hint = f"; did you mean {known[similar[0]]}?" if similar else ""
-    # A hub id is NAME or ORGANISATION/NAME.
-    is_path = name.startswith((".", "/", "~")) or name.count("/") > 1 or name.startswith(f"{RUNS}/")
-    if is_path:
-        agents = f"; there are agents in {', '.join(str(run) for run in runs[:5])}" if runs else ""
-        end = hint or agents or ", and it is no name of the Hub"
-        raise UsageError(f"--agent {name}: there is no such folder{end}")
-    if hint:
-        from prompt_r1.model.loading import check_hub  # It imports torch.
-
-        check_hub(name, hint=hint)
 
 
 def _problem_of(folder: Path) -> str:

@@ -10,7 +10,6 @@ import torch
 
 from prompt_r1.errors import UsageError
 from prompt_r1.miniworld.agent import mini_agent
-from prompt_r1.model import loading
 from prompt_r1.pair.agent import load_agent
 from prompt_r1.pair.named_agent import GAME_FILE, locate_agent, resolve_agent
 from prompt_r1.settings.train import PRESETS, TrainConfig
@@ -39,15 +38,8 @@ def test_an_agent_of_step_0_is_said_to_be_untrained(tmp_path, monkeypatch):
     assert line == "agent runs/short, step 0 (as it was before training), environment mini, seed 0"
 
 
-@pytest.mark.parametrize(
-    ("typed", "end"),
-    [
-        ("runs/mini-sed0", "; did you mean runs/mini-seed0?"),
-        ("runs/none", "; there are agents in runs/own, runs/mini-seed0"),
-        ("./none", "; there are agents in runs/own, runs/mini-seed0"),
-    ],
-)
-def test_a_typo_in_the_path_of_an_agent_is_a_typo_in_a_path(tmp_path, monkeypatch, typed, end):
+@pytest.mark.parametrize("typed", ["runs/mini-sed0", "./none", "one/two/three"])
+def test_a_typo_in_the_path_of_an_agent_is_a_typo_in_a_path(tmp_path, monkeypatch, typed):
     """A bug: `runs/mini-sed0` was taken for a name of the Hub, and a key of OpenAI was asked for."""
     monkeypatch.chdir(tmp_path)
     for saved, name in enumerate(("mini-seed0", "own")):
@@ -55,34 +47,17 @@ def test_a_typo_in_the_path_of_an_agent_is_a_typo_in_a_path(tmp_path, monkeypatc
         os.utime(Path("runs", name, "agent/config.json"), (saved, saved))
     with pytest.raises(UsageError) as refused:
         locate_agent(typed)
-    assert str(refused.value) == f"--agent {typed}: there is no such folder{end}"
+    end = "there is no such folder; there are agents in runs/own, runs/mini-seed0"
+    assert str(refused.value) == f"--agent {typed}: {end}"
     assert locate_agent("Qwen/Qwen3-0.6B") == "Qwen/Qwen3-0.6B" and locate_agent("gpt2") == "gpt2"
 
 
-@pytest.mark.parametrize(
-    ("name", "run", "meant"),
-    [
-        ("run/mini-seed0", "mini-seed0", "runs/mini-seed0"),
-        ("mini-seed0", "mini-seed0", "runs/mini-seed0"),
-        ("smollm", "mini-seed0", "smollm2"),
-        ("Qwen/Qwen3-4B-Instruct-2507", "Qwen3-4B-Instruct-2507", "runs/Qwen3-4B-Instruct-2507"),
-        ("gpt2", "gpt2", "runs/gpt2"),
-    ],
-)
-def test_a_hub_id_is_refused_for_a_similar_run_only_if_the_hub_lacks_it(
-    tmp_path, monkeypatch, name, run, meant
-):
+@pytest.mark.parametrize("name", ["Qwen/Qwen3-4B-Instruct-2507", "gpt2"])
+def test_a_hub_id_is_no_typo_of_a_run_with_a_similar_name(tmp_path, monkeypatch, name):
     """A bug: after its first export, a training of Qwen/NAME with `--out runs/NAME` could not be resumed."""
     monkeypatch.chdir(tmp_path)
-    save_run(Path("runs", run), seed=0, step=1, saved=1)
-    monkeypatch.setattr(loading, "file_exists", lambda *_: True)
+    save_run(Path("runs", Path(name).name), seed=0, step=1, saved=1)
     assert locate_agent(name) == name
-    monkeypatch.setattr(loading, "file_exists", lambda *_: False)
-    with pytest.raises(UsageError) as refused:
-        locate_agent(name)
-    assert str(refused.value) == (
-        f"there is no folder {name!r}, and the Hub has no such model; did you mean {meant}?"
-    )
 
 
 def test_an_agent_that_was_trained_to_answer_alone_is_not_the_newest_that_asks(tmp_path, monkeypatch):
