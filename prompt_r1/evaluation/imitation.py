@@ -23,7 +23,8 @@ from prompt_r1.evaluation.evaluation import Evaluation
 from prompt_r1.evaluation.methods import METHODS
 from prompt_r1.evaluation.predictions import System
 from prompt_r1.miniworld.demonstrations import demonstrations
-from prompt_r1.pair.agent import Agent, Sampling, load_agent, play_question, with_threads_of_this_machine
+from prompt_r1.model.machine import limit_threads
+from prompt_r1.pair.agent import Agent, Sampling, load_agent, play_question
 from prompt_r1.pair.named_agent import NamedAgent, teaching_command, trained_config
 from prompt_r1.protocol import Codec
 from prompt_r1.reward import Rule, score_games, well_formed
@@ -113,7 +114,8 @@ async def fine_tune_on_own_games(
     draw = 0  # how many times questions were drawn in all rounds
     path = agent.built().path
     for number in range(1, ROUNDS + 1):
-        player = load_agent(path, with_threads_of_this_machine(config), torch.device(settings.device))
+        limit_threads(config.threads)
+        player = load_agent(path, config, torch.device(settings.device))
         calls_made = games_played = 0
         while calls_made < calls_of_round and (right or games_played < GAMES_WITHOUT_RIGHT):
             # So many questions fit into the round even if every game makes as many calls as it may.

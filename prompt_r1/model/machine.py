@@ -28,13 +28,15 @@ def usable_cores() -> int:
     return min(cores, int(threads)) if threads.isdecimal() and int(threads) else cores
 
 
-def limit_threads(*, ranks: int = 1) -> None:
-    """Let torch compute in no more threads than there are cores for each of `ranks` ranks.
+def limit_threads(threads: int = 0, *, ranks: int = 1) -> None:
+    """Let torch compute in `threads` threads (0: as many as now), or in fewer if a rank has fewer cores.
 
-    The number that torch chooses follows affinity and OMP_NUM_THREADS, but not the limit of a cgroup. With
-    more threads than that, the kernel would stop all of them for most of each period.
+    The cores are shared by `ranks` ranks. An agent may have been trained with more threads, on a larger
+    machine. And the number that torch chooses follows affinity and OMP_NUM_THREADS, but not the limit of a
+    cgroup. With more threads than that, the kernel would stop all of them for most of each period.
     """
-    torch.set_num_threads(max(1, min(torch.get_num_threads(), usable_cores() // ranks)))
+    wanted = threads or torch.get_num_threads()
+    torch.set_num_threads(max(1, min(wanted, usable_cores() // ranks)))
 
 
 def memory_left(device: torch.device) -> int:

@@ -17,7 +17,6 @@ from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.sources import Caller
 from prompt_r1.errors import LimitReached, QuestionTooLong, UsageError
 from prompt_r1.model.loading import load_policy, load_tokenizer, vocabulary_of
-from prompt_r1.model.machine import usable_cores
 from prompt_r1.model.policy import Policy
 from prompt_r1.pair.dialogue import DialogueSplitter, OnPiece
 from prompt_r1.protocol import Codec
@@ -53,10 +52,8 @@ class Agent:
 def load_agent(path: str | Path, config: AgentConfig, device: torch.device) -> Agent:
     """Load the agent of a folder or hub id, ready to play the game of `config`.
 
-    Raises UsageError if there is no agent. From now on torch computes in `config.threads` threads, if given.
+    Raises UsageError if there is no agent.
     """
-    if config.threads:
-        torch.set_num_threads(config.threads)
     # bfloat16 is slow on a CPU.
     compute = torch.float32 if device.type == "cpu" else getattr(torch, config.dtype)
     # A tokenizer or chat template that cannot be used is reported before the weights are loaded.
@@ -76,14 +73,6 @@ def load_agent(path: str | Path, config: AgentConfig, device: torch.device) -> A
     added = tokenizer.added_tokens_decoder
     ends = [end for end in policy.end_ids if end in added and added[end].special]
     return Agent(policy, Codec(tokenizer, config.instruction_text, ends), config.game)
-
-
-def with_threads_of_this_machine(config: AgentConfig) -> AgentConfig:
-    """The settings with at most as many threads as this process has cores; 0 stays 0.
-
-    The settings of an agent say how many threads it was trained with, perhaps on a larger machine.
-    """
-    return replace(config, threads=min(config.threads, usable_cores()))
 
 
 def load_codec(path: str | Path, config: AgentConfig) -> Codec:

@@ -32,7 +32,6 @@ from prompt_r1.pair.agent import (
     load_agent,
     load_codec,
     play_question,
-    with_threads_of_this_machine,
 )
 from prompt_r1.pair.dialogue import OnPiece, Piece
 from prompt_r1.pair.named_agent import resolve_agent
@@ -99,13 +98,13 @@ def raise_for_env_error(game: Trajectory) -> None:
 async def open_pair(chosen: ChosenPair[AnyPairConfig]) -> AsyncPair:
     """Open an agent and its environment, and check both before a large agent is loaded.
 
-    Loading the agent blocks the event loop. From now on torch computes in no more threads than this process
-    has cores. Raises UsageError if the pair cannot play.
+    Loading the agent blocks the event loop. From now on torch computes in as many threads as in the agent's
+    training, or in fewer if there are fewer cores. Raises UsageError if the pair cannot play.
     """
     config, named = chosen.config, chosen.agent.built()
     seed = named.config.seed if config.seed is None else config.seed
     device = pick_device(config.device)
-    limit_threads()
+    limit_threads(named.config.threads)
     # The tokenizer is loaded first, so that a missing agent is reported before a missing key.
     load_codec(named.path, named.config)
     if chosen.own is None:
@@ -113,7 +112,7 @@ async def open_pair(chosen: ChosenPair[AnyPairConfig]) -> AsyncPair:
     else:
         environment = open_own(chosen.own, config, seed=seed)
     await check_servers(environment)
-    agent = load_agent(named.path, with_threads_of_this_machine(named.config), device)
+    agent = load_agent(named.path, named.config, device)
     about = named.describe(environment=environment.name, seed=seed)
     return AsyncPair(agent, environment, seed, config.temperature, str(named.path), about)
 

@@ -87,6 +87,8 @@ def open_parts(
     check_on_first_rank(environment, ranks, runner, interrupt)
 
     start = ranks.on_first_rank(lambda: make_agent(config.agent, config.seed))
+    if config.threads:  # The user may want more than there are cores.
+        torch.set_num_threads(config.threads)
     agent = load_agent(start, config, ranks.device)
     policy = load_learner(
         start,

@@ -19,9 +19,10 @@ from torch import Tensor
 from prompt_r1.errors import UsageError
 from prompt_r1.model.distributed import Ranks, pick_device
 from prompt_r1.model.fine_tuning import fine_tune
+from prompt_r1.model.machine import limit_threads
 from prompt_r1.model.packing import pack
 from prompt_r1.model.policy import Policy
-from prompt_r1.pair.agent import load_agent, with_threads_of_this_machine
+from prompt_r1.pair.agent import load_agent
 from prompt_r1.pair.named_agent import make_agent
 from prompt_r1.programs.files import make_folder
 from prompt_r1.programs.progress import progress_bar
@@ -54,13 +55,14 @@ def fine_tune_agent(
     """
     make_folder(out, _is_fine_tuning, "a fine-tuning")
     device = pick_device(config.device)
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    else:
+        limit_threads(agent_config.threads)
     start = make_agent(config.agent, agent_config.seed)
     # A policy divides its logits by the temperature. The likelihood of the games is learned at temperature 1,
     # at which `rft` has sampled them, whatever the temperature of the agent's training was.
-    loaded_as = replace(with_threads_of_this_machine(agent_config), temperature=1.0)
-    if config.threads:
-        loaded_as = replace(loaded_as, threads=config.threads)
-    agent = load_agent(start, loaded_as, device)
+    agent = load_agent(start, replace(agent_config, temperature=1.0), device)
     single_rank = Ranks(0, 1, agent.policy.device)
     policy = load_learner(
         start,

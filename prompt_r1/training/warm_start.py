@@ -31,7 +31,6 @@ from pathlib import Path
 from prompt_r1.data.rows import BadRow, fields_of, read_rows, text_field
 from prompt_r1.errors import UsageError
 from prompt_r1.miniworld.demonstrations import demonstrations
-from prompt_r1.model.machine import limit_threads
 from prompt_r1.pair.named_agent import preset_config
 from prompt_r1.programs.command_line import command, run_program
 from prompt_r1.protocol import Codec, parse
@@ -51,7 +50,6 @@ Game = tuple[Question, list[Turn]]
 
 def main(config: FineTuningConfig) -> None:
     """Warm-start an agent, and print the command that trains it."""
-    limit_threads()  # With --threads, `fine_tune_agent` sets another number.
     folder = learn_games(config, Path(config.out))
     preset = preset_of(config.agent, default=config.preset)
     then = command("train.py", "--config", preset, "--agent", folder)

@@ -1,5 +1,6 @@
 """The names of agents: which one plays is always said, and a missing one by its own cause."""
 
+import asyncio
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,9 +11,9 @@ import torch
 
 from prompt_r1.errors import UsageError
 from prompt_r1.miniworld.agent import mini_agent
-from prompt_r1.pair.agent import load_agent
-from prompt_r1.pair.named_agent import GAME_FILE, locate_agent, resolve_agent
-from prompt_r1.settings.train import PRESETS, TrainConfig
+from prompt_r1.pair.api import open_pair
+from prompt_r1.pair.named_agent import GAME_FILE, NamedAgent, locate_agent, preset_config, resolve_agent
+from prompt_r1.pair.settings import ChosenPair, PairConfig
 from tests.support.exports import save_run
 
 
@@ -103,9 +104,12 @@ def test_a_mini_agent_that_cannot_be_built_leaves_the_threads_of_torch_and_no_fo
     assert torch.get_num_threads() == 2 and list(tmp_path.iterdir()) == []
 
 
-def test_a_mini_agent_plays_in_one_thread_and_a_real_one_in_those_of_torch(two_threads, asking_agent):
+@pytest.mark.parametrize(("name", "threads"), [("mini", 1), ("smollm2", 2)])
+def test_a_mini_agent_plays_in_one_thread_and_a_real_one_in_those_of_torch(
+    two_threads, asking_agent, monkeypatch, name, threads
+):
     """With a thread for each core, an evaluation of a mini agent took three times as long."""
-    load_agent(asking_agent, TrainConfig(**PRESETS["small"]), torch.device("cpu"))
-    assert torch.get_num_threads() == 2
-    load_agent(asking_agent, TrainConfig(**PRESETS["mini"]), torch.device("cpu"))
-    assert torch.get_num_threads() == 1
+    monkeypatch.setattr("prompt_r1.model.machine.usable_cores", lambda: 2)
+    named = NamedAgent(asking_agent, preset_config(name), start=name)
+    asyncio.run(open_pair(ChosenPair(named, PairConfig(env="mini"))))
+    assert torch.get_num_threads() == threads

@@ -333,7 +333,7 @@ def test_grpo_only_without_an_agent_that_was_trained_alone_says_how_to_train_one
 
 
 @pytest.mark.parametrize(
-    ("flag", "of_the_game", "expected"), [(0, 0, []), (0, 1, [1]), (0, 64, [2]), (3, 1, [3]), (3, 64, [3])]
+    ("flag", "of_the_game", "expected"), [(0, 0, 2), (0, 1, 1), (0, 64, 2), (3, 1, 3), (3, 64, 3)]
 )
 def test_threads_are_those_of_the_flag_or_of_the_game_but_no_more_than_cores(
     flag, of_the_game, expected, start, tmp_path, monkeypatch
@@ -342,7 +342,8 @@ def test_threads_are_those_of_the_flag_or_of_the_game_but_no_more_than_cores(
 
     The methods bc and rft took the threads of the machine that the agent was trained on.
     """
-    monkeypatch.setattr("prompt_r1.pair.agent.usable_cores", lambda: 2)
+    monkeypatch.setattr("prompt_r1.model.machine.usable_cores", lambda: 2)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
     monkeypatch.setattr(torch, "set_num_threads", set_threads := Mock())
     agent_config = replace(one_turn_config(str(start)), threads=of_the_game)
 
@@ -351,7 +352,7 @@ def test_threads_are_those_of_the_flag_or_of_the_game_but_no_more_than_cores(
 
     config = replace(SMALL, agent=str(start), epochs=1, threads=flag)
     folder = fine_tune_agent(examples_of, config, agent_config, tmp_path / "out")
-    assert set_threads.call_args_list == [call(number) for number in expected]
+    set_threads.assert_called_once_with(expected)
     assert trained_config(folder).threads == of_the_game
 
 
