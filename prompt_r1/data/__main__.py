@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from prompt_r1.data.datasets import DATASETS
-from prompt_r1.data.files import check_ids, check_suffix, convert, load_questions, write_questions
+from prompt_r1.data.files import check_ids, convert, load_questions, write_questions
 from prompt_r1.data.questions import hold_out
 from prompt_r1.data.sampler import mix
 from prompt_r1.errors import UsageError
@@ -110,7 +110,8 @@ def _questions_of(files: Sequence[str]) -> list[Question]:
 
 def _check_written(path: Path, read: Sequence[str | Path]) -> None:
     """Raise UsageError for a file that cannot be written, and for one that is also read."""
-    check_suffix(path)
+    if path.suffix != ".jsonl":
+        raise UsageError(f"{path}: only .jsonl files can be written")
     files_read = [Path(name).resolve() for name in read]
     if path.resolve() in files_read:
         raise UsageError(f"{path}: a file that is written must not be among the files that are read")

@@ -177,15 +177,8 @@ def check_ids(questions: Sequence[Question]) -> None:
             raise UsageError(f"the id {identity!r} occurs in two files; give each question once")
 
 
-def check_suffix(path: Path) -> None:
-    """Raise UsageError for a file that `write_questions` does not write."""
-    if path.suffix != ".jsonl":
-        raise UsageError(f"{path}: only .jsonl files can be written")
-
-
 def write_questions(path: Path, questions: Sequence[Question]) -> None:
     """Write a .jsonl file that appears under its name only when it is complete."""
-    check_suffix(path)
     if not questions:
         raise UsageError(f"{path}: there are no questions to write")
     lines = []

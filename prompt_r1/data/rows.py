@@ -60,14 +60,8 @@ def _json_lines(path: Path) -> NumberedRows:
 
 
 def _json(path: Path) -> NumberedRows:
-    """The rows of a JSON file: a list, an object with a list as `data`, a single row, or JSON lines."""
-    text = _text_of(path)
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        if not text.lstrip().startswith("["):
-            return _json_lines(path)
-        value = _json_value(text, str(path))  # The list is broken, so this raises UsageError.
+    """The rows of a JSON file: a list, an object with a list as `data`, or a single row."""
+    value = _json_value(_text_of(path), str(path))
     if isinstance(value, dict) and isinstance(value.get("data"), list):
         value = value["data"]
     rows = value if isinstance(value, list) else [value]
