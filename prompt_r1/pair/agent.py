@@ -119,8 +119,8 @@ class Limits:
     """The most that one question may cost. None means no limit.
 
     Dollars include requests without a reply that may be billed. A game of N turns makes at most N - 1 calls.
-    `turns` can only lower the agent's own limit, which is --max-turns or the limit of its training. Raises
-    UsageError for a limit that no game can keep.
+    `turns` can only lower the agent's own limit, which is --max-turns or the limit of its training. With 0
+    seconds or less, the time is over at once. Raises UsageError for a limit that no game can keep.
     """
 
     turns: int | None = None
@@ -132,9 +132,6 @@ class Limits:
             raise UsageError("Limits(turns=…) must be 1 or more")
         if self.usd is not None and not self.usd > 0:  # also for NaN
             raise UsageError("Limits(usd=…) must be above 0")
-        # 0 seconds and less are no mistake: the time is over.
-        if self.seconds is not None and math.isnan(self.seconds):
-            raise UsageError("Limits(seconds=…) must be a number")
 
 
 NO_LIMITS = Limits()

@@ -124,10 +124,10 @@ def _question(messages: list[Any]) -> str:
         sent = [(message["role"], _text(message.get("content"))) for message in messages]
     except (TypeError, KeyError, AttributeError):
         raise bad_request("each of `messages` must have a role and content of text", "messages") from None
-    *before, (last_role, last_text) = sent or [("", "")]
-    question = last_text.strip()
-    if last_role != "user" or not question:
+    question = sent[-1][1].strip() if sent and sent[-1][0] == "user" else ""
+    if not question:
         raise bad_request("the last of `messages` must be a question of the user", "messages")
+    before = sent[:-1]
     system = [text for role, text in before if role in SYSTEM_ROLES and text.strip()]
     earlier = [f"{role}: {text}" for role, text in before if role not in SYSTEM_ROLES]
     if earlier:

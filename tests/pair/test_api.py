@@ -404,11 +404,10 @@ def test_what_is_no_question_is_refused(asked, question, sentence, pair):
     [
         ({"turns": 0}, "turns=…. must be 1 or more"),
         *[({"usd": usd}, "usd=…. must be above 0") for usd in (float("nan"), 0.0, -1.0)],
-        ({"seconds": float("nan")}, "seconds=…. must be a number"),
     ],
 )
 def test_a_limit_that_no_game_can_keep_is_refused(limits, sentence):
-    """Bugs: without a turn, a game ended without a reason; and no cost or time is above NaN."""
+    """Bugs: without a turn, a game ended without a reason; and no cost is above NaN."""
     with pytest.raises(prompt_r1.UsageError, match=sentence):
         prompt_r1.Limits(**limits)
 
