@@ -263,8 +263,4 @@ def name_in_paper(data_source: str) -> str:
 def kind_of_dataset(name: str) -> Kind:
     """The kind of a dataset's questions: math (the answer is a number), text (a long text) or qa (a name)."""
     dataset = find_dataset(name)
-    if dataset:
-        return dataset.kind
-    # DAPO-Math has more names, such as DAPO-Math-17k. MATH and MATH-500 are not among the paper's datasets.
-    is_math = _plain(name).startswith("dapo") or _plain(name) in ("math", "math500")
-    return "math" if is_math else "qa"
+    return dataset.kind if dataset else "qa"

@@ -87,7 +87,7 @@ def test_the_kind_of_a_question_follows_from_the_name_of_its_dataset(tmp_path: P
     A bug: the names of the published files gave the paper's name, but not its kind.
     """
     names = {
-        "math": ("gsm8k", "DAPO-Math", "DAPO-Math-17k", "math_qa", "MATH-500", "gsm8k-256-test"),
+        "math": ("gsm8k", "DAPO-Math", "math_qa", "gsm8k-256-test"),
         "text": ("BookSum", "WritingPrompts", "xsum", "w-book-6600-256-test", "wp"),
         "qa": ("hotpotqa", "anything", "tax_summary", "not_gsm8k"),
     }
