@@ -21,7 +21,8 @@ from prompt_r1.environments.journal import Journal
 from prompt_r1.environments.own import OwnSource
 from prompt_r1.environments.sources import Busy, Caller, Refused, Reply, Source
 from prompt_r1.pair.agent import Sampling, play_question
-from prompt_r1.pair.api import LoopThread, Pair
+from prompt_r1.pair.api import Pair
+from prompt_r1.pair.loop_thread import LoopThread
 from prompt_r1.pair.named_agent import GAME_FILE
 from prompt_r1.settings.fields import write_yaml
 from prompt_r1.settings.train import TrainConfig
