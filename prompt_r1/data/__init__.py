@@ -4,10 +4,10 @@ In reading order:
 
     rows       rows of files (JSON lines, JSON, CSV, TSV, parquet) and of the Hub; the values in them
     datasets   the paper's twelve datasets: their names, and how their rows are converted to questions
-    files      question files, read and written: each row is a question; raw dumps, converted
+    files      question files, read and written: each row is a question
+    sampler    which questions a step plays; their digest; stratified samples
     questions  the names of --data; held-out questions
-    sampler    which questions a step plays; their digest; stratified samples; the training mix
-    __main__   `python -m prompt_r1.data convert`, `split` and `mix`
+    __main__   make question files: `python -m prompt_r1.data convert`, `split` and `mix`
 
 This room may import the root, `programs`, `settings` and `miniworld`.
 """

@@ -5,16 +5,19 @@ if __name__ == "__main__":  # Check before the imports below, which fail where a
 
     check_installation()
 
+import random
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from prompt_r1.data.datasets import DATASETS
-from prompt_r1.data.files import check_ids, convert, load_questions, write_questions
+from prompt_r1.data.datasets import DATASETS, LeftOut
+from prompt_r1.data.files import id_from_text, load_questions, question_key, write_questions
 from prompt_r1.data.questions import hold_out
-from prompt_r1.data.sampler import mix
+from prompt_r1.data.rows import BadRow, fields_of, read_rows
 from prompt_r1.errors import UsageError
+from prompt_r1.normalise import normalise
 from prompt_r1.programs.command_line import Parser, program_name, run_program
 from prompt_r1.programs.text import printable
 from prompt_r1.settings.fields import POSITIVE, Range, check_number
@@ -73,13 +76,47 @@ def convert_files(*, name: str, files: Sequence[str], out: Path) -> None:
         print(f"  left out: {rows:,} ({reason})")
 
 
+def convert(name: str, files: Sequence[str]) -> tuple[list[Question], Counter[str]]:
+    """Convert raw dumps of a dataset. Returns the questions without repeats, and what was left out.
+
+    The rows that were left out are counted by reason. Raises UsageError with the file, the row and the
+    reason, and if no question is left.
+    """
+    dataset = DATASETS[name]
+    questions: dict[str, Question] = {}  # question_key → question
+    left_out: Counter[str] = Counter()
+    for file in files:
+        for number, row in read_rows(file):
+            try:
+                text, golds = dataset.convert(fields_of(row))
+            except LeftOut as reason:
+                left_out[str(reason)] += 1
+                continue
+            except BadRow as reason:
+                raise UsageError(f"{file}, row {number}: {reason}") from None
+            key = question_key(text)
+            if not any(normalise(gold) for gold in golds):
+                left_out["every gold is empty after normalisation"] += 1
+            elif key in questions:
+                left_out["asked before"] += 1
+            else:
+                questions[key] = Question(id_from_text(text), dataset.name, text, golds, dataset.kind)
+    if not questions:
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in left_out.items()) or "no rows"
+        raise UsageError(f"{files[0]}: no question is left ({reasons})")
+    return list(questions.values()), left_out
+
+
 def split_files(*, files: Sequence[str], out: Path, test: Path, share: float) -> None:
     """Write a share of the questions to `test`, and the others to `out`."""
     _check_written(out, files)
     _check_written(test, [*files, out])
     check_number("--share", share, Range(above=0, below=1))
     questions = _questions_of(files)
-    check_ids(questions)
+    # A file with the same id twice could not be read again.
+    for identity, occurrences in Counter(question.id for question in questions).items():
+        if occurrences > 1:
+            raise UsageError(f"the id {identity!r} occurs in two files; give each question once")
     count = max(1, round(share * len(questions)))
     training, held_out = hold_out(questions, count)
     write_questions(out, training)
@@ -102,6 +139,34 @@ def mix_files(
     # A dataset whose questions are all in `exclude` has a line, too, with 0.
     for dataset in sorted({question.dataset for question in questions}):
         print(printable(f"  {dataset}: {counts[dataset]:,}"))
+
+
+def mix(
+    questions: Sequence[Question], per_dataset: int, *, seed: int, exclude: Sequence[Question]
+) -> list[Question]:
+    """Draw `per_dataset` random questions of each dataset, in random order.
+
+    Questions that differ only in case or white space count as one, and questions in `exclude` (the test
+    files) are never drawn.
+    """
+    seen = {question_key(question.text) for question in exclude}
+    ids: set[str] = set()
+    by_dataset: dict[str, list[Question]] = {}
+    for question in questions:
+        key = question_key(question.text)
+        if key in seen:
+            continue
+        if question.id in ids:  # Two datasets may use the same ids.
+            question = replace(question, id=id_from_text(question.text))
+        seen.add(key)
+        ids.add(question.id)
+        by_dataset.setdefault(question.dataset, []).append(question)
+    drawn: list[Question] = []
+    for dataset, candidates in sorted(by_dataset.items()):
+        random.Random(f"mix {seed} {dataset}").shuffle(candidates)
+        drawn += candidates[:per_dataset]
+    random.Random(f"mix {seed} 0").shuffle(drawn)
+    return drawn
 
 
 def _questions_of(files: Sequence[str]) -> list[Question]:

@@ -1,15 +1,14 @@
-"""Read and write question files, in which each row is a question; convert raw dumps to questions."""
+"""Read and write question files, in which each row is a question."""
 
 import hashlib
 import json
 import re
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import cast, get_args
 
-from prompt_r1.data.datasets import DATASETS, LeftOut, kind_of_dataset, name_in_paper, without_dapo_wrapper
+from prompt_r1.data.datasets import kind_of_dataset, name_in_paper, without_dapo_wrapper
 from prompt_r1.data.rows import (
     HUB_NAME,
     BadRow,
@@ -21,7 +20,6 @@ from prompt_r1.data.rows import (
     text_or_number,
 )
 from prompt_r1.errors import UsageError
-from prompt_r1.normalise import normalise
 from prompt_r1.programs.files import replace_file
 from prompt_r1.types import Kind, Question
 
@@ -129,37 +127,6 @@ def _refuse_whole_solutions(golds: Sequence[str]) -> None:
         )
 
 
-def convert(name: str, sources: Sequence[str]) -> tuple[list[Question], Counter[str]]:
-    """Convert raw dumps of a dataset. Returns the questions without repeats, and what was left out.
-
-    The rows that were left out are counted by reason. Raises UsageError with the file, the row and the
-    reason, and if no question is left.
-    """
-    dataset = DATASETS[name]
-    questions: dict[str, Question] = {}  # question_key → question
-    left_out: Counter[str] = Counter()
-    for source in sources:
-        for number, row in read_rows(source):
-            try:
-                text, golds = dataset.convert(fields_of(row))
-            except LeftOut as reason:
-                left_out[str(reason)] += 1
-                continue
-            except BadRow as reason:
-                raise UsageError(f"{source}, row {number}: {reason}") from None
-            key = question_key(text)
-            if not any(normalise(gold) for gold in golds):
-                left_out["every gold is empty after normalisation"] += 1
-            elif key in questions:
-                left_out["asked before"] += 1
-            else:
-                questions[key] = Question(id_from_text(text), dataset.name, text, golds, dataset.kind)
-    if not questions:
-        reasons = ", ".join(f"{count:,} {reason}" for reason, count in left_out.items()) or "no rows"
-        raise UsageError(f"{sources[0]}: no question is left ({reasons})")
-    return list(questions.values()), left_out
-
-
 def id_from_text(text: str) -> str:
     """The id of a question whose row has no id: the SHA-1 of its text."""
     return hashlib.sha1(text.encode()).hexdigest()
@@ -168,13 +135,6 @@ def id_from_text(text: str) -> str:
 def question_key(text: str) -> str:
     """A key for comparing questions: it ignores letter case, white space and DAPO's wrapper."""
     return " ".join(without_dapo_wrapper(text).casefold().split())
-
-
-def check_ids(questions: Sequence[Question]) -> None:
-    """Raise UsageError if two questions have the same id: a file with both could not be read again."""
-    for identity, count in Counter(question.id for question in questions).items():
-        if count > 1:
-            raise UsageError(f"the id {identity!r} occurs in two files; give each question once")
 
 
 def write_questions(path: Path, questions: Sequence[Question]) -> None:

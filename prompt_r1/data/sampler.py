@@ -1,12 +1,10 @@
-"""The order of training questions, samples of questions, and the training mix."""
+"""Which questions a training step plays, and stratified samples."""
 
 import hashlib
 import json
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 
-from prompt_r1.data.files import id_from_text, question_key
 from prompt_r1.types import Question
 
 
@@ -60,31 +58,3 @@ def stratified(questions: Sequence[Question]) -> list[Question]:
             placed.append(((place, rng.random()), question))
     placed.sort(key=lambda pair: pair[0])
     return [question for _, question in placed]
-
-
-def mix(
-    questions: Sequence[Question], per_dataset: int, *, seed: int, exclude: Sequence[Question] = ()
-) -> list[Question]:
-    """Draw `per_dataset` random questions of each dataset, in random order.
-
-    Questions that differ only in case or white space count as one, and questions in `exclude` (the test
-    files) are never drawn.
-    """
-    seen = {question_key(question.text) for question in exclude}
-    ids: set[str] = set()
-    by_dataset: dict[str, list[Question]] = {}
-    for question in questions:
-        key = question_key(question.text)
-        if key in seen:
-            continue
-        if question.id in ids:  # Two datasets may use the same ids.
-            question = replace(question, id=id_from_text(question.text))
-        seen.add(key)
-        ids.add(question.id)
-        by_dataset.setdefault(question.dataset, []).append(question)
-    drawn: list[Question] = []
-    for dataset, candidates in sorted(by_dataset.items()):
-        random.Random(f"mix {seed} {dataset}").shuffle(candidates)
-        drawn += candidates[:per_dataset]
-    random.Random(f"mix {seed} 0").shuffle(drawn)
-    return drawn

@@ -14,10 +14,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from prompt_r1.data.__main__ import main
+from prompt_r1.data.__main__ import main, mix
 from prompt_r1.data.datasets import DAPO_CLOSING, DAPO_OPENING, DATASETS, detokenise, mathqa
 from prompt_r1.data.files import load_questions, write_questions
-from prompt_r1.data.sampler import mix
 from prompt_r1.errors import UsageError
 from prompt_r1.types import Question
 from tests.support.questions import ids
