@@ -96,7 +96,7 @@ class Setting:
         """A single value, converted to `kind`."""
         try:
             converted = _converted(kind, value)
-        except ValueError:
+        except (ValueError, KeyError):
             raise UsageError(f"{name} takes {KINDS[kind]}, not {reprlib.repr(value)}") from None
         if isinstance(converted, str):
             if self.choices and converted not in self.choices:
@@ -108,19 +108,15 @@ class Setting:
 
 
 def _converted(kind: Any, value: object) -> Any:
-    """`value` itself if it has the type `kind`; a text is converted to `kind`. Raises ValueError otherwise.
+    """`value` itself if it has the type `kind`; a text is converted to `kind`.
 
-    An integer is accepted where a float is needed.
+    An integer is accepted where a float is needed. Raises ValueError or KeyError for anything else.
     """
     if type(value) is kind or (kind is float and type(value) is int):
         return value
     if not isinstance(value, str):
         raise ValueError(f"a {type(value).__name__}")
-    if kind is bool:
-        if value not in BOOLEANS:
-            raise ValueError(value)
-        return BOOLEANS[value]
-    return kind(value)
+    return BOOLEANS[value] if kind is bool else kind(value)
 
 
 def setting(default: Any, help: str, range: Range = NOT_NEGATIVE, **others: Any) -> Any:
@@ -132,8 +128,8 @@ everyday_setting = partial(setting, everyday=True)
 
 
 def settings_of(config: Any) -> list[Setting]:
-    """The settings of a config, or of its class: the fields that were made by `setting`."""
-    return [Setting(f.name, _type_of(f.type), f.default, **f.metadata) for f in fields(config) if f.metadata]
+    """The settings of a config, or of its class."""
+    return [Setting(f.name, _type_of(f.type), f.default, **f.metadata) for f in fields(config)]
 
 
 def _type_of(annotation: Any) -> Any:
