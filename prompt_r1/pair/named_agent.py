@@ -49,10 +49,10 @@ class NamedAgent:
         """One line: which agent of which step plays, and with which environment and seed."""
         line = f"agent {run_of(self.path)}"
         step = exported_step(Path(self.path))
-        if step == 0:  # No later agent of the run was better in validation.
-            line += ", step 0 (as it was before training)"
-        elif step > 0:
+        if step >= 0:
             line += f", step {step}"
+        if step == 0:  # No later agent of the run was better in validation.
+            line += " (as it was before training)"
         line += f", environment {environment}, seed {seed}"
         if self.is_newest:
             line += " (the newest mini run; --agent names another)"
