@@ -79,25 +79,22 @@ def training_and_validation(
     left.
     """
     training = find_questions(data, "train", seed)
-    if list(val_data) != [HELD_OUT]:
-        validation = sample_questions(val_data, "validation", seed, limit)
-        shared = len(_keys(training) & _keys(validation))
-        if shared:
-            _say(
-                f"{shared:,} of {len(validation):,} validation questions are among the training questions; "
-                "--exclude of `python -m prompt_r1.data mix` leaves them out"
+    if list(val_data) == [HELD_OUT]:
+        a_tenth = len(training) // 10
+        training, validation = hold_out(training, max(1, min(limit, a_tenth)))
+        if not training:
+            raise UsageError(
+                "--val-data held-out leaves no question to train on: give --val-data FILE or none"
             )
         return training, validation
-    training, validation = hold_out_a_tenth(training, limit)
-    if not training:
-        raise UsageError("--val-data held-out leaves no question to train on: give --val-data FILE or none")
+    validation = sample_questions(val_data, "validation", seed, limit)
+    shared = len(_keys(training) & _keys(validation))
+    if shared:
+        _say(
+            f"{shared:,} of {len(validation):,} validation questions are among the training questions; "
+            "--exclude of `python -m prompt_r1.data mix` leaves them out"
+        )
     return training, validation
-
-
-def hold_out_a_tenth(questions: Sequence[Question], limit: int) -> tuple[list[Question], list[Question]]:
-    """Split off a tenth of the questions, at least one and at most `limit` (above 0), as `hold_out` does."""
-    a_tenth = len(questions) // 10
-    return hold_out(questions, max(1, min(limit, a_tenth)))
 
 
 def hold_out(questions: Sequence[Question], count: int) -> tuple[list[Question], list[Question]]:
