@@ -102,15 +102,14 @@ class Gen:
     """What is `film` about?"""
 
     film: str
-    detailed: bool = False  # whether the question names genre, hero and director
+    detailed: bool = False  # Whether a prompt names genre, hero and director. No question does.
 
 
 Slots = Bridge | Compare | Pop | Problem | Gen
 
-# The texts that identify the meaning of a question. Their digests decide the split (`_split_of`), so the
-# published splits, and with them all published figures, depend on every character. Some name a field that the
-# classes no longer have.
-IDENTITIES: Mapping[type[Slots], str] = {
+# A text for each meaning of a question, whose digest decides the split (`_split_of`). Any text would do that
+# differs between meanings, but another text gives other splits, and so other figures than the published ones.
+SPLIT_KEYS: Mapping[type[Slots], str] = {
     Bridge: "Bridge(film={film!r}, first={first!r}, second={second!r})",
     Compare: "Compare(film={film!r}, other={other!r}, kind='compare')",
     Pop: "Pop(film={film!r}, relation={relation!r}, kind='pop')",
@@ -270,11 +269,14 @@ def _split_of(slots: Slots, world: World) -> str:
     A question about facts is for training unless its film is for tests. A word problem is for training unless
     the last two bits of its digest are 0. The third bit separates validation from test.
     """
-    identity = IDENTITIES[type(slots)].format(**vars(slots))
-    digest = _digest(f"{world.seed} {identity}")
-    if isinstance(slots, Problem) and digest % 4 != 0:
-        return "train"
-    if not isinstance(slots, Problem) and slots.film not in world.test.films:
+    key = SPLIT_KEYS[type(slots)].format(**vars(slots))
+    digest = _digest(f"{world.seed} {key}")
+    match slots:
+        case Problem():
+            is_for_training = digest % 4 != 0
+        case _:
+            is_for_training = slots.film not in world.test.films
+    if is_for_training:
         return "train"
     return "validation" if digest // 4 % 2 == 1 else "test"
 
