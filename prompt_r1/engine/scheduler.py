@@ -149,11 +149,10 @@ class Scheduler:
         own = common_prefix_length(job.sequence.tokens, prefix)
         best, longest = job.sequence, own
         for sequence in self._cached:
-            # A sequence that shares more than `longest` tokens has the same token at this position. Most
-            # sequences have not, and need no search. (A slice is empty where a list ends before this
-            # position. If both lists do, the search finds nothing longer.)
-            here = slice(longest, longest + 1)
-            if sequence.tokens[here] == prefix[here]:
+            if longest == len(prefix):
+                break  # No sequence can share more.
+            # A sequence that shares more has the same token here. Most have not, and need no search.
+            if sequence.tokens[longest : longest + 1] == [prefix[longest]]:
                 shared = common_prefix_length(sequence.tokens, prefix)
                 if shared > longest:
                     best, longest = sequence, shared
