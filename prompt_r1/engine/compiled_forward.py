@@ -9,7 +9,9 @@ CUDA graphs (cuda_graphs.py) capture the kernels of the compiled forward as they
 """
 
 import warnings
+from collections.abc import Mapping
 from contextvars import ContextVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +20,7 @@ from torch._dynamo.exc import TorchDynamoException
 from prompt_r1.engine.paged_attention import PagedBatch
 from prompt_r1.errors import first_line
 from prompt_r1.model.attention import Window
-from prompt_r1.model.compiling import options_of
+from prompt_r1.model.compiling import INDUCTOR
 from prompt_r1.model.policy import Policy
 
 # The batch whose forward runs, or is captured.
@@ -53,17 +55,10 @@ class CompiledForward:
     It compiles twice: for the first batch of several tokens, and for the first batch of one token.
     """
 
-    def __init__(self, policy: Policy, *, backend: str = "inductor") -> None:
-        """`backend` is torch.compile's."""
+    def __init__(self, policy: Policy, *, compiler: Mapping[str, Any] = INDUCTOR) -> None:
         self._policy = policy
         self._works = True  # False: the model cannot be compiled, so it is used as it is.
-        self._model = torch.compile(
-            policy.model.base_model,
-            dynamic=True,
-            fullgraph=True,
-            backend=backend,
-            options=options_of(backend),
-        )
+        self._model = torch.compile(policy.model.base_model, dynamic=True, fullgraph=True, **compiler)
 
     def __call__(self, batch: PagedBatch) -> Tensor:
         """The last hidden states (T, hidden) of a batch of T tokens."""

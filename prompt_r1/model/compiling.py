@@ -7,6 +7,7 @@ about 1.2 times as fast.
 """
 
 import warnings
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -15,9 +16,15 @@ from transformers import PreTrainedModel
 
 from prompt_r1.errors import first_line
 
-# All norms of a model share one compiled function. It has a variant for each dtype of weights and number of
-# dimensions, with and without gradients, and for one token. By default, torch stops after 8 variants.
-MAX_VARIANTS = 64
+# The arguments of torch.compile that choose the compiler.
+INDUCTOR: Mapping[str, Any] = {
+    "backend": "inductor",
+    # A fused kernel rounds to 16 bits after each operation, as separate kernels do.
+    "options": {"emulate_precision_casts": True},
+    # All norms of a process share one compiled function. It has a variant for each dtype of weights and each
+    # number of dimensions, with and without gradients, and for one token. By default, torch stops after 8.
+    "recompile_limit": 64,
+}
 
 
 @cache
@@ -36,17 +43,10 @@ def can_compile(device: torch.device) -> bool:
     return True
 
 
-def options_of(backend: str) -> dict[str, Any] | None:
-    """The options of torch.compile for a backend; None for every backend but inductor."""
-    # With this option a fused kernel rounds to 16 bits after each operation, as separate kernels do.
-    return {"emulate_precision_casts": True} if backend == "inductor" else None
-
-
-def compile_norms_and_mlps(model: PreTrainedModel, *, backend: str = "inductor") -> None:
+def compile_norms_and_mlps(model: PreTrainedModel, *, compiler: Mapping[str, Any] = INDUCTOR) -> None:
     """Compile the norms and MLPs of a model in place, when they are first used."""
     # The compiler itself looks at `.grad` of activations, and torch warns of it.
     warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MAX_VARIANTS)
     for module in model.modules():
         if type(module).__name__.endswith(("RMSNorm", "MLP")):
-            module.compile(dynamic=True, backend=backend, options=options_of(backend))
+            module.compile(dynamic=True, **compiler)

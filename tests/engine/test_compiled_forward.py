@@ -22,6 +22,7 @@ from tests.support.games import CPU, play_with, small_games
 
 OTHER_FAMILIES = ("llama", "gemma3_text", "granite", "olmo2", "phi3", "smollm3")
 FAMILIES = ["qwen3", *(pytest.param(family, marks=pytest.mark.slow) for family in OTHER_FAMILIES)]
+AOT_EAGER = {"backend": "aot_eager"}  # compiles to the eager kernels, within seconds
 NEW = ((2, 3), (16, 1), (1, 1), (20, 13))  # the new tokens of two sequences in each of four forwards
 
 
@@ -55,7 +56,7 @@ def test_a_family_is_one_graph_for_all_batches_and_equals_the_eager_forward(fami
     layers = {"layer_types": ["sliding_attention", "full_attention"]} if family == "gemma3_text" else {}
     folder = tiny.save_model(tmp_path, family, num_hidden_layers=2, **layers)
     policy = load_policy(folder, device=CPU)
-    compiled, compiled_cache = cached_turns(policy, CompiledForward(policy, backend="aot_eager"))
+    compiled, compiled_cache = cached_turns(policy, CompiledForward(policy, compiler=AOT_EAGER))
     assert counters["stats"]["unique_graphs"] == 1
     assert not counters["graph_break"]
     eager, eager_cache = cached_turns(policy, policy.hidden_states)
@@ -74,7 +75,7 @@ def play(policy: Policy, forward) -> list[list[int]]:
 @pytest.mark.slow  # Compiling takes ten seconds.
 def test_the_engine_writes_the_same_tokens_with_two_graphs():
     policy = tiny.policy()
-    compiled = CompiledForward(policy, backend="aot_eager")
+    compiled = CompiledForward(policy, compiler=AOT_EAGER)
     assert play(policy, compiled) == play(policy, policy.hidden_states)
     assert counters["stats"]["unique_graphs"] <= 2, "one for a single token, and one for all other batches"
 
@@ -99,7 +100,7 @@ def test_the_compiled_engine_equals_a_naive_computation_over_random_schedules(**
     class CompiledEngine(Engine):
         def __init__(self, policy: Policy, **options: object) -> None:
             super().__init__(policy, **options)
-            self._forward = CompiledForward(policy, backend="aot_eager")
+            self._forward = CompiledForward(policy, compiler=AOT_EAGER)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tiny, "Engine", CompiledEngine)
@@ -117,7 +118,7 @@ def test_a_model_that_cannot_be_compiled_plays_eagerly_with_a_warning():
 
     torch._dynamo.register_backend(broken, name="broken")
     with pytest.warns(UserWarning, match="cannot compile this model .*no such instruction") as said:
-        tokens = play(policy, CompiledForward(policy, backend="broken"))
+        tokens = play(policy, CompiledForward(policy, compiler={"backend": "broken"}))
     assert len(attempts) == len(said) == 1
     assert tokens == play(policy, policy.hidden_states)
 
@@ -140,7 +141,7 @@ def test_compiled_norms_and_mlps_change_neither_scores_nor_gradients():
     for compiled in (False, True):
         policy = tiny.policy()
         if compiled:
-            compile_norms_and_mlps(policy.model, backend="aot_eager")
+            compile_norms_and_mlps(policy.model, compiler=AOT_EAGER)
         policy.checkpoint_activations()
         scores = policy(pack([small_games()], CPU))
         scores.logprobs.sum().backward()
