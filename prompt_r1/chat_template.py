@@ -201,8 +201,8 @@ def closing_tokens(
     or a control token such as <|im_end|>, but not bos and none of `not_ends`.
 
     Most templates write an end token first, perhaps after white space. Some write other text first, as in
-    "### User:". Then the agent ends its turns with eos. What closes a turn that was cut off is the text up to
-    eos or, if the template never writes eos, nothing: []. Raises UsageError if there is no eos token.
+    "### User:". Then the agent ends its turns with eos, and nothing closes a message: []. Raises UsageError
+    if there is no eos token then.
     """
     added, eos = tokenizer.added_tokens_decoder, tokenizer.eos_token_id
 
@@ -218,10 +218,10 @@ def closing_tokens(
         if is_end_token(token):
             return between[: position + 1]
         if decode(tokenizer, [token]).strip():
-            break  # Other text comes first, so eos closes the message, or nothing does.
+            break  # Other text comes first.
     if eos is None:
         raise UsageError(
             f"the chat template of {name_of(tokenizer)} ends messages without a control token, and there is "
             "no eos token: not supported"
         )
-    return between[: between.index(eos) + 1] if eos in between else []
+    return []
