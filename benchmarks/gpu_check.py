@@ -17,7 +17,6 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from benchmarks.measuring import clock, memory
@@ -207,12 +206,16 @@ def small_engine(policy: Policy) -> Engine:
     return Engine(policy, stop_ids=frozenset(), max_tokens=768, pool=pool)
 
 
-def gap_of(games: list[Trajectory], logprobs_of: Callable[[Trajectory], Tensor], policy: Policy) -> str:
-    """The gap between the engine's log-probabilities and others. Raises if it is too large."""
+def gap_of(games: list[Trajectory], policy: Policy) -> str:
+    """The gap between the engine's log-probabilities and those of a forward over each game.
+
+    Raises if it is too large.
+    """
     differences = []
     for game in games:
         sampled = torch.tensor(game.logprobs)[torch.tensor(game.sampled)]
-        differences.append((logprobs_of(game).cpu() - sampled).abs())
+        scored = policy(pack([[game]], policy.device)).logprobs.cpu()
+        differences.append((scored - sampled).abs())
     gap = torch.cat(differences)
     shown = f"{len(gap)} tokens: mean gap {gap.mean():.2g} nats, largest {gap.max():.2g}"
     assert gap.mean() < GAP_LIMIT[policy.compute_dtype], shown
@@ -225,19 +228,12 @@ def engine(policy: Policy, machine: Machine) -> str:
 
     The games cross the edges of blocks, and are as many as the sizes of several graphs.
     """
-
-    def own(game: Trajectory) -> Tensor:
-        row = torch.tensor([game.tokens], device=policy.device)
-        logits = policy.logits(policy.model.base_model(row).last_hidden_state[0])
-        logprobs = torch.log_softmax(logits[:-1], -1).gather(1, row[0, 1:, None])[:, 0].cpu()
-        return logprobs[torch.tensor(game.sampled[1:])]
-
     games: list[Trajectory] = []
     for count in (1, 5, 17, 80, 256) if machine.on_gpu else (1, 5, 17):
         for prompt in (250, 510):
             played = play(small_engine(policy), count, 40 if machine.on_gpu else 8, prompt=prompt)
             games += played[:: max(1, count // 10)]
-    return gap_of(games, own, policy)
+    return gap_of(games, policy)
 
 
 def decode(policy: Policy, machine: Machine) -> str:
@@ -278,7 +274,7 @@ def training_gap(policy: Policy, machine: Machine) -> str:
     playing = Policy(player, compute_dtype=policy.compute_dtype)
     playing.copy_weights_from(learner)
     games = play(small_engine(playing), 10, 20, prompt=200)
-    return gap_of(games, lambda game: learner(pack([[game]], policy.device)).logprobs, policy)
+    return gap_of(games, learner)
 
 
 def update(policy: Policy, machine: Machine) -> str:

@@ -49,22 +49,21 @@ IGNORED = ("position_ids", "use_cache", "return_dict", "output_")
 
 def model_attention(
     module: nn.Module,
-    query: Tensor,  # (B, H, T, D)
-    key: Tensor,  # (B, Hkv, T, D)
-    value: Tensor,  # (B, Hkv, T, D)
+    query: Tensor,  # (1, H, T, D)
+    key: Tensor,  # (1, Hkv, T, D)
+    value: Tensor,  # (1, Hkv, T, D)
     attention_mask: Tensor | None,
     *,
+    row_attention: RowAttention,
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: Window = None,
     is_causal: bool | None = None,
-    row_attention: RowAttention | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Compute causal attention (B, T, H, D) in place of the model's own function.
+    """Compute the attention (1, T, H, D) of a row of T tokens in place of the model's own function.
 
-    With `row_attention`, B is 1, and the batch is one packed row. Without it, each of the B sequences is one
-    game, which may be padded at the right. Raises UnsupportedAttention if the model needs another attention.
+    Raises UnsupportedAttention if the model needs another attention.
     """
     unknown = [name for name in others if others[name] is not None and not name.startswith(IGNORED)]
     if unknown:
@@ -78,14 +77,8 @@ def model_attention(
     if key.shape != value.shape:
         raise UnsupportedAttention("its keys and values have different sizes (latent attention)")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    if row_attention is not None:
-        layer = cast(int, module.layer_idx)
-        return row_attention(layer, query[0], key[0], value[0], scale, sliding_window)[None], None
-    sequences = [
-        attend_in_window(queries, keys, values, scale, sliding_window)
-        for queries, keys, values in zip(query, key, value, strict=True)
-    ]
-    return torch.stack(sequences).transpose(1, 2).contiguous(), None
+    layer = cast(int, module.layer_idx)
+    return row_attention(layer, query[0], key[0], value[0], scale, sliding_window)[None], None
 
 
 def register() -> None:
@@ -108,7 +101,7 @@ def causal_mask(count: int, length: int, window: int, dtype: torch.dtype, device
 
 
 def attend_in_window(
-    query: Tensor, key: Tensor, value: Tensor, scale: float, window: Window = None, mask: Mask = causal_mask
+    query: Tensor, key: Tensor, value: Tensor, scale: float, window: Window, mask: Mask
 ) -> Tensor:
     """Compute the causal attention (H, Tq, D) of one sequence, on any device, with gradients.
 
@@ -125,12 +118,14 @@ def attend_in_window(
             end += queries.shape[1]  # the number of keys up to the last of these queries
             parts.append(attend_in_window(queries, key[:, :end], value[:, :end], scale, window, mask))
         return torch.cat(parts, 1)
-    visible: Tensor | None = None
-    if needs_mask and window == length and query.is_cuda and query.dtype.itemsize == 2:
+    visible: Tensor | None
+    if not needs_mask:
+        visible = None
+    elif window == length and query.is_cuda and query.dtype.itemsize == 2:
         from torch.nn.attention.bias import causal_lower_right  # This import is slow.
 
         visible = causal_lower_right(count, length)  # FlashAttention does not take a tensor as a mask.
-    elif needs_mask:
+    else:
         # SDPA would convert a mask of booleans to floats at every call, and keep it for backward.
         visible = mask(count, length, window, query.dtype, query.device)
     return F.scaled_dot_product_attention(

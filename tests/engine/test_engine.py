@@ -344,7 +344,7 @@ def test_sampled_frequencies_follow_the_softmax_at_the_temperature():
     prompt = tiny.random_tokens(9, seed=4)
     size = policy.model.config.vocab_size
     with torch.no_grad():
-        logits = policy.model(torch.tensor([[*prompt, first] for first in range(size)])).logits
+        logits = tiny.logits_of(policy.model, torch.tensor([[*prompt, first] for first in range(size)]))
     softmax = torch.softmax(logits[:, -2:] / 1.5, -1)  # (V first tokens, 2, V): before and after the first
     expected, low = softmax[0, 0], size // 2
     engine, draws = make_engine(policy, max_sequences=100), 2000

@@ -49,7 +49,7 @@ def test_the_reply_is_the_models_greedy_continuation_of_its_chat_template() -> N
     sampled, model = [], tiny.model()
     for _ in range(12):
         with torch.no_grad():
-            sampled.append(model(input_ids=torch.tensor([tokens + sampled])).logits[0, -1].argmax().item())
+            sampled.append(tiny.logits_of(model, tokens + sampled)[0, -1].argmax().item())
         if sampled[-1] == tiny.tokenizer().eos_token_id:
             break
     expected = tiny.tokenizer().decode(sampled, skip_special_tokens=True).rpartition("</think>")[2].strip()
@@ -130,8 +130,8 @@ def test_a_template_may_write_the_system_message_before_the_last_question() -> N
 
 def test_a_reply_that_ends_at_once_is_empty_and_of_one_token() -> None:
     policy = tiny.policy()
-    tokens = torch.tensor([local().encode(HELLO)])
-    policy.model.generation_config.eos_token_id = int(tiny.model()(input_ids=tokens).logits[0, -1].argmax())
+    first = tiny.logits_of(tiny.model(), local().encode(HELLO))[0, -1].argmax()
+    policy.model.generation_config.eos_token_id = int(first)
     environment = LocalSource(policy, tiny.tokenizer(), name="tiny", capacity=600)
     reply = asyncio.run(attempt(environment))
     assert (reply.label, reply.finish) == ("empty", "stop")

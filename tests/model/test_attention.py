@@ -3,6 +3,7 @@ without padding. test_model_types.py tests whole models.
 """
 
 from itertools import islice
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prompt_r1.model import attention
-from prompt_r1.model.attention import attend_in_window, model_attention
+from prompt_r1.model.attention import attend_in_window, causal_mask, model_attention
 from prompt_r1.model.packing import Packed, Segment, pack
 from tests.support.games import CPU, siblings
 from tests.support.naive_attention import naive_attention
@@ -26,16 +27,19 @@ def test_attention_in_a_window_equals_a_loop_over_queries(window, cached, block,
         torch.randn(heads, length, 8, dtype=torch.float64, generator=generator)
         for heads, length in ((4, 13), (2, cached + 13), (2, cached + 13))
     )
-    found = attend_in_window(query, key, value, 0.4, window)
+    found = attend_in_window(query, key, value, 0.4, window, causal_mask)
     torch.testing.assert_close(found, naive_attention(query, key, value, 0.4, window))
 
 
 def test_a_model_that_gives_no_scale_gets_that_of_the_head_dimension():
-    torch.manual_seed(0)
-    query, key, value = torch.randn(3, 1, 4, 7, 16, dtype=torch.float64).unbind()  # (B, H, T, D) each
-    out, _ = model_attention(torch.nn.Identity(), query, key, value, None)
-    expected = naive_attention(query[0], key[0], value[0], 16**-0.5, window=7)
-    torch.testing.assert_close(out[0].transpose(0, 1), expected)
+    rows, scales = torch.ones(1, 4, 7, 16), []  # (1, H, T, D)
+
+    def noted(layer, query, key, value, scale, window):
+        scales.append(scale)
+        return value
+
+    model_attention(SimpleNamespace(layer_idx=0), rows, rows, rows, None, row_attention=noted)
+    assert scales == [16**-0.5]
 
 
 some_groups = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5)), min_size=1, max_size=4).map(

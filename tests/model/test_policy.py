@@ -131,7 +131,7 @@ def test_rows_of_the_head_beyond_the_tokenizer_are_neither_sampled_nor_scored():
 def short_logprobs(policy: Policy, game: Trajectory) -> torch.Tensor:
     """The log-probabilities of the agent's tokens under a softmax over the tokens of the tokenizer."""
     tokens = torch.tensor(game.tokens)
-    logits = policy.model(tokens[None], use_cache=False).logits[0, :-1, : policy.vocabulary]
+    logits = tiny.logits_of(policy.model, tokens[None])[0, :-1, : policy.vocabulary]
     log_p = logits.double().log_softmax(-1).gather(1, tokens[1:, None])
     return log_p[torch.tensor(game.sampled[1:]), 0]
 
@@ -146,7 +146,7 @@ def test_rows_of_the_head_beyond_the_tokenizer_get_no_gradient():
 def test_entropy_is_the_entropy_of_the_next_token_distribution():
     policy, (game,) = tiny.policy(), siblings(3, 1)
     with torch.no_grad():
-        logits = policy.model(torch.tensor([game.tokens])).logits[0, :-1]
+        logits = tiny.logits_of(policy.model, game.tokens)[0, :-1]
     expected = torch.distributions.Categorical(logits=logits[torch.tensor(game.sampled[1:])]).entropy()
     assert torch.allclose(policy(pack([[game]], CPU)).entropy, expected, atol=1e-4)
 

@@ -78,7 +78,7 @@ def random_scored_games(count: int = 6) -> list[ScoredGame]:
 def naive_logprobs(model, trajectory: Trajectory, temperature: float = 1.0) -> torch.Tensor:
     """(N,) float64 log-probabilities of the agent's tokens of one game, from the logits of all its tokens."""
     tokens = torch.tensor(trajectory.tokens)
-    log_p = torch.log_softmax(model(tokens[None], use_cache=False).logits[0, :-1].double() / temperature, -1)
+    log_p = torch.log_softmax(tiny.logits_of(model, tokens[None])[0, :-1].double() / temperature, -1)
     return log_p.gather(1, tokens[1:, None])[torch.tensor(trajectory.sampled[1:]), 0]
 
 

@@ -15,6 +15,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from prompt_r1.engine.engine import Engine
 from prompt_r1.engine.kv_cache import BlockPool
+from prompt_r1.engine.model_check import eager_attention
 from prompt_r1.engine.scheduler import Scheduler
 from prompt_r1.errors import EnvError
 from prompt_r1.model import attention
@@ -74,6 +75,19 @@ def _drawn_model(seed: int, layers: int, kv_heads: int, tied: bool) -> Qwen3ForC
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return Qwen3ForCausalLM(config).eval()
+
+
+def own_attention(model) -> AbstractContextManager[None]:
+    """Let a model compute with an attention of transformers inside the context, also if it has ours."""
+    has_ours = model.config._attn_implementation == attention.NAME
+    return eager_attention(model) if has_ours else nullcontext()
+
+
+def logits_of(model, tokens: list[int] | torch.Tensor) -> torch.Tensor:
+    """The logits (B, T, V) of the model's own forward over B rows of tokens, or (1, T, V) over a list."""
+    rows = torch.tensor([tokens]) if isinstance(tokens, list) else tokens
+    with own_attention(model):
+        return model(rows, use_cache=False).logits
 
 
 def policy(**options) -> Policy:

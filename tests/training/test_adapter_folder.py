@@ -19,6 +19,7 @@ from tests.support import tiny
 from tests.support.adapters import TOKENS, with_random_adapters
 from tests.support.exports import export, load_tensors
 from tests.support.programs import run_here
+from tests.support.tiny import logits_of
 
 SETTINGS = """
     --data mini:ood --env mini --val-data none --test-data none --device cpu --questions 1 --group-size 4
@@ -45,7 +46,7 @@ def test_the_exported_agent_has_the_adapters_merged_into_its_weights(base, tmp_p
     folder = exported(tmp_path / "agent", model, base)
     merged = AutoModelForCausalLM.from_pretrained(folder)
     assert merged.state_dict().keys() == plain.keys()
-    torch.testing.assert_close(merged(TOKENS).logits, model(TOKENS).logits, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(logits_of(merged, TOKENS), logits_of(model, TOKENS), rtol=1e-5, atol=1e-5)
     for name, layer in adapters_of(model).items():
         assert torch.equal(layer.base.weight, plain[f"{name}.weight"]), (
             "the export changed the frozen weights"
@@ -74,11 +75,11 @@ def test_the_adapter_folder_has_the_documented_form(base, tmp_path):
 def test_peft_loads_the_adapter_folder_with_equal_outputs(base, tmp_path):
     peft = pytest.importorskip("peft")
     model, theirs = (AutoModelForCausalLM.from_pretrained(base).eval() for _ in range(2))
-    before = model(TOKENS).logits
+    before = logits_of(model, TOKENS)
     folder = exported(tmp_path / "agent", model, base)
     loaded = peft.PeftModel.from_pretrained(theirs, folder / "adapter").eval()
-    assert (loaded(TOKENS).logits - before).abs().max() > 0.1
-    torch.testing.assert_close(loaded(TOKENS).logits, model(TOKENS).logits, rtol=1e-5, atol=1e-5)
+    assert (logits_of(loaded, TOKENS) - before).abs().max() > 0.1
+    torch.testing.assert_close(logits_of(loaded, TOKENS), logits_of(model, TOKENS), rtol=1e-5, atol=1e-5)
 
 
 def trained(folder: Path, agent: Path, *line: object) -> Path:

@@ -56,7 +56,8 @@ class TinyRun:
 
     def learn(self) -> None:
         tokens = torch.tensor([tiny.random_tokens(20, seed=1)])
-        self.policy.model(input_ids=tokens, labels=tokens).loss.backward()
+        with tiny.own_attention(self.policy.model):
+            self.policy.model(input_ids=tokens, labels=tokens).loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
 
