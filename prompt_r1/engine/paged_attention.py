@@ -150,10 +150,9 @@ def _sequence_by_sequence(
     """Attend with one call of torch's SDPA for each sequence, on any device. (T, H, D) → (T, H, D)."""
     pool = batch.pool
     kv_heads = pool.keys.shape[3]
-    # (new tokens, Hkv, G, D) for each sequence: G query heads share a key head. SDPA takes (batch, heads,
-    # queries, D). So with one new token, it sees a batch of one, and the G query heads as G queries of their
-    # key head. The result is the same, and no key is copied for each query head, which would be far slower on
-    # a CPU.
+    # (new tokens, Hkv, G, D) for each sequence: G query heads share a key head. With one new token, this is
+    # the form (batch, heads, queries, D) that SDPA takes: a batch of one, in which the G query heads are G
+    # queries of their key head. So no key is copied for each query head, which would be far slower on a CPU.
     grouped = query.unflatten(1, (kv_heads, -1)).split(batch.counts)
     outs: list[Tensor] = []
     parts = zip(batch.sequences, batch.counts, batch.host_lengths, batch.first_blocks, grouped, strict=True)
