@@ -27,7 +27,6 @@ from prompt_r1.f1 import exact_match, f1
 from prompt_r1.miniworld.agent import mini_agent
 from prompt_r1.miniworld.environment import MiniEnvironment
 from prompt_r1.miniworld.questions import mini_questions
-from prompt_r1.miniworld.world import make_world
 from prompt_r1.types import Question
 
 # The algorithm. In brackets: the paper's value, where the toy has another one.
@@ -256,7 +255,7 @@ class Training:
     def __init__(self, seed: int) -> None:
         folder = mini_agent(seed, "runs/cache")  # The agent is warm-started. Seed 0's comes with the package.
         self.seed, self.questions = seed, mini_questions(seed, "train")
-        self.environment = MiniEnvironment(make_world(seed), seed=seed)
+        self.environment = MiniEnvironment(seed=seed)
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         self.reference = copy.deepcopy(self.model)

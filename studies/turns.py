@@ -18,7 +18,6 @@ from prompt_r1.errors import UsageError
 from prompt_r1.f1 import exact_match
 from prompt_r1.miniworld.environment import MiniEnvironment
 from prompt_r1.miniworld.questions import mini_questions
-from prompt_r1.miniworld.world import make_world
 from prompt_r1.model.distributed import pick_device
 from prompt_r1.pair.agent import Agent, load_agent
 from prompt_r1.pair.named_agent import make_agent, trained_config
@@ -75,7 +74,7 @@ def scores_of_run(folder: Path, number: int, limit: int) -> Table:
     config = trained_config(folder / "agent")
     if config is None or config.env != "mini":
         raise UsageError(f"{folder} is not a run with the environment mini, which the study needs")
-    environment = MiniEnvironment(make_world(config.seed), seed=config.seed)
+    environment = MiniEnvironment(seed=config.seed)
     questions = mini_questions(config.seed, "test")[:limit]
     paths = {"untrained": make_agent(config.agent, config.seed), "trained": folder / "agent"}
     table: Table = {}

@@ -23,7 +23,7 @@ from prompt_r1.miniworld.questions import (
     question_word,
     summary,
 )
-from prompt_r1.miniworld.world import CREW, GENRES, HEROES, World, make_world
+from prompt_r1.miniworld.world import CREW, GENRES, HEROES, World
 from prompt_r1.protocol import parse
 from prompt_r1.types import Question, Turn
 
@@ -87,10 +87,9 @@ def demonstrations(
     """Yield `games` demonstrations in each of the worlds, on questions of these kinds (default: all)."""
     for number in range(worlds):
         world_seed = f"warm start {seed} world {number}"
-        world = make_world(world_seed)
-        environment = MiniEnvironment(world, seed=world_seed)
+        environment = MiniEnvironment(seed=world_seed)
         rng = random.Random(f"demonstrations {world_seed}")
-        for slots, question in make_questions(world, "train", games, world_seed, kinds=kinds):
+        for slots, question in make_questions(environment.world, "train", games, kinds=kinds):
             yield demonstrator(slots, question, environment, rng)
 
 

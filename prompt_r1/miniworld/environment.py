@@ -63,15 +63,15 @@ class MiniReply:
 
 
 class MiniEnvironment:
-    """Answers questions about a world: `world` if it is given, or else the world of `seed`."""
+    """Answers questions about the world of `seed`."""
 
     name = "mini"
     style = "A"
     skills = Skills(clear=0.99, sum=1.0, hops=0.15, casual=0.25, compare=0.3, problem=0.15)
     samples = False  # Equal prompts get equal replies, so the journal may reuse a reply.
 
-    def __init__(self, world: World | None = None, *, seed: int | str = 0) -> None:
-        self.world = world or make_world(seed)
+    def __init__(self, *, seed: int | str = 0) -> None:
+        self.world = make_world(seed)
         self.seed = seed
 
     async def ask(self, messages: list[Message]) -> str:

@@ -128,7 +128,7 @@ def mini_questions(seed: int, split: str, part: str = "") -> list[Question]:
     check_part(part)
     if part in SPLITS:
         split = part
-    made = make_questions(make_world(seed), split, SPLITS[split], seed)
+    made = make_questions(make_world(seed), split, SPLITS[split])
     questions = [question for _, question in made]
     if part in TRAINING_MIX:
         return [question for question in questions if question.dataset == part]
@@ -143,13 +143,13 @@ def check_part(part: str) -> None:
 
 
 def make_questions(
-    world: World, split: str, count: int, seed: int | str, *, kinds: Sequence[str] | None = None
+    world: World, split: str, count: int, *, kinds: Sequence[str] | None = None
 ) -> list[tuple[Slots, Question]]:
     """Make `count` different questions in random order, with their slots.
 
     Their kinds have the shares of TRAINING_MIX in training, and equal shares elsewhere.
     """
-    rng = random.Random(f"questions {split} {seed}")
+    rng = random.Random(f"questions {split} {world.seed}")
     if not kinds:
         kinds = OOD_KINDS if split == "ood" else list(TRAINING_MIX)
     if split == "train":

@@ -185,7 +185,7 @@ def test_a_chain_of_thought_is_asked_for_and_then_for_the_answer_that_it_leads_t
 def test_the_mini_world_extracts_the_answer_from_its_own_chain_of_thought():
     world = make_world(0)
     right = 0
-    for environment in (MiniEnvironment(world, seed=0), AdvisedEnvironment(world, seed=0)):
+    for environment in (MiniEnvironment(seed=0), AdvisedEnvironment(seed=0)):
         for film in world.test.films[:20]:
             question = Question("q", "a", f"Who is the director of {film}?", (world.facts[film, "director"],))
             cot = method("cot", priced(OwnSource(environment, seed=0)), spec="mini")

@@ -42,7 +42,7 @@ def mini_world(seed: int = 0) -> Environment:
     return priced(PricedSource(lambda messages: world.reply(messages[-1]["content"]).text))
 
 
-QUESTIONS = [question for _, question in make_questions(make_world(0), "train", 64, 0)]
+QUESTIONS = [question for _, question in make_questions(make_world(0), "train", 64)]
 
 
 @pytest.fixture

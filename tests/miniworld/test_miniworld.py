@@ -31,6 +31,13 @@ QUICK = partial(build_agent, worlds=1, games=200, steps=3)
 WORLD = make_world(0)
 
 
+def environment_of(seed: int, kind: type[MiniEnvironment] = MiniEnvironment) -> MiniEnvironment:
+    """The environment of a seed, with the facts of WORLD in place of its own."""
+    environment = kind(seed=seed)
+    environment.world = WORLD
+    return environment
+
+
 @pytest.fixture(scope="module")
 def quick():
     return QUICK(0)
@@ -45,8 +52,8 @@ def codec(quick):
 @pytest.fixture(scope="module")
 def demonstrations():
     """2,000 demonstrations, with their questions."""
-    minis = make_questions(WORLD, "train", 2000, "demonstrations")
-    environment, rng = MiniEnvironment(WORLD), random.Random(0)
+    minis = make_questions(WORLD, "train", 2000)
+    environment, rng = MiniEnvironment(), random.Random(0)
     return [play_demonstration(*mini, environment, rng) for mini in minis]
 
 
@@ -71,7 +78,8 @@ class CountedFacts(dict):
 def test_the_environment_reads_the_facts_of_its_world_once_for_all_replies():
     """Otherwise each name in each request would cost a pass over thousands of facts."""
     facts = CountedFacts(WORLD.facts)
-    environment = MiniEnvironment(replace(WORLD, facts=facts))
+    environment = MiniEnvironment()
+    environment.world = replace(WORLD, facts=facts)
     for film in WORLD.train.films[:20]:
         assert environment.reply(f"Who is the director of {film}?").value
     assert facts.readings == 1
@@ -112,7 +120,7 @@ CLEAR = [
 
 @pytest.mark.parametrize("prompt, subject, relation", CLEAR)
 def test_a_clear_question_is_understood_in_any_spacing_and_case(prompt, subject, relation):
-    replies = [MiniEnvironment(WORLD, seed=seed).reply(prompt) for seed in range(20)]
+    replies = [environment_of(seed).reply(prompt) for seed in range(20)]
     right = [WORLD.facts[subject, relation] in reply.text for reply in replies]
     assert sum(right) >= 18  # the skill is 0.99
 
@@ -136,25 +144,26 @@ SENSELESS = [
 
 @pytest.mark.parametrize("prompt", SENSELESS)
 def test_a_prompt_that_makes_no_sense_gets_no_fact(prompt):
-    assert MiniEnvironment(WORLD).reply(prompt).value == ""
+    assert MiniEnvironment().reply(prompt).value == ""
 
 
 def test_a_request_has_at_most_300_characters():
     """Patterns with several wildcards are slow on longer texts."""
     request = f"Write a short summary of {FILM} with its genre, hero and director, "
-    assert MiniEnvironment(WORLD).reply(request.ljust(300, "x")).value != ""
-    assert MiniEnvironment(WORLD).reply(request.ljust(301, "x")).value == ""
+    assert MiniEnvironment().reply(request.ljust(300, "x")).value != ""
+    assert MiniEnvironment().reply(request.ljust(301, "x")).value == ""
 
 
 def test_a_film_was_not_released_before_its_own_year():
-    environment, year = MiniEnvironment(WORLD), int(WORLD.facts[FILM, "year"])
+    environment, year = MiniEnvironment(), int(WORLD.facts[FILM, "year"])
     asked = [f"Was {FILM} released before {other}?" for other in (year, year + 1)]
     assert [environment.reply(question).value for question in asked] == ["no", "yes"]
 
 
 def test_a_reply_depends_only_on_seed_style_and_the_last_user_message():
-    environment, again = MiniEnvironment(WORLD, seed=5), MiniEnvironment(make_world.__wrapped__(0), seed=5)
-    questions = [question.text for _, question in make_questions(WORLD, "test", 50, 0)]
+    environment, again = environment_of(5), environment_of(5)
+    again.world = make_world.__wrapped__(0)
+    questions = [question.text for _, question in make_questions(WORLD, "test", 50)]
     first = [environment.reply(question) for question in questions]
     assert first == [again.reply(question) for question in reversed(questions)][::-1]
     prompt = questions[0]
@@ -165,14 +174,14 @@ def test_a_reply_depends_only_on_seed_style_and_the_last_user_message():
     ]
     assert asyncio.run(environment.ask(messages)) == first[0].text
     assert environment.reply(f" {prompt.upper()}\n").text == first[0].text
-    assert [MiniEnvironment(WORLD, seed=6).reply(question) for question in questions] != first
-    assert [MiniEnvironmentB(WORLD, seed=5).reply(question) for question in questions] != first
+    assert [environment_of(6).reply(question) for question in questions] != first
+    assert [environment_of(5, MiniEnvironmentB).reply(question) for question in questions] != first
 
 
 def test_decomposing_answers_nearly_every_held_out_question():
     """An oracle agent asks one step at a time and copies the values: asking well is enough to be right."""
-    environment = MiniEnvironment(WORLD)
-    minis = make_questions(WORLD, "test", 320, 0) + make_questions(WORLD, "ood", 128, 0)
+    environment = MiniEnvironment()
+    minis = make_questions(WORLD, "test", 320) + make_questions(WORLD, "ood", 128)
     right = 0
     for slots, question in minis:
         value = ""
@@ -253,7 +262,7 @@ def digest_of(lines) -> str:
 )
 def test_the_questions_of_seed_0_are_those_of_the_published_results(split, digest):
     """Ids, texts, answers and kinds, in their order."""
-    minis = make_questions(WORLD, split, 200 if split == "train" else SPLITS[split], 0)
+    minis = make_questions(WORLD, split, 200 if split == "train" else SPLITS[split])
     assert digest_of(repr(question) for _, question in minis) == digest
 
 
@@ -262,8 +271,8 @@ def test_the_questions_of_seed_0_are_those_of_the_published_results(split, diges
 )
 def test_single_steps_of_seed_0_get_the_published_replies(style, digest):
     """README's figures hold for these replies: measure them again if one is meant to change."""
-    environment, replies = style(WORLD, seed=0), []
-    for slots, question in make_questions(WORLD, "validation", 160, 0):
+    environment, replies = style(seed=0), []
+    for slots, question in make_questions(WORLD, "validation", 160):
         value = ""
         for think, prompt in decompose(slots):
             reply = environment.reply(prompt.format(value=value))
@@ -280,7 +289,7 @@ def test_single_steps_of_seed_0_get_the_published_replies(style, digest):
 def test_the_published_agents_learned_from_these_demonstrations(demonstrations):
     """README's figures hold for agents that started from them: strategies, damages, guesses and replies."""
     lines = [f"{turn.text} {turn.reply}" for _, turns in demonstrations for turn in turns]
-    assert digest_of(lines) == "eb01473295cb5b3b"
+    assert digest_of(lines) == "bd7b8f145e2d77e7"
 
 
 def test_the_loss_of_the_warm_start_is_the_mean_over_the_agents_own_tokens(demonstrations, quick, codec):

@@ -15,7 +15,7 @@ from prompt_r1.types import Message
 from studies.advice import ADVICE, MARKS, AdvisedEnvironment, MiniOptimizer, write_prompt
 
 WORLD = make_world(0)
-ENVIRONMENT = AdvisedEnvironment(WORLD, seed=0)
+ENVIRONMENT = AdvisedEnvironment(seed=0)
 
 
 def reply(prompt: str, instruction: str = "") -> str:
@@ -31,13 +31,13 @@ def answers(kind: str, instruction: str = "", count: int = 400) -> list[bool]:
     """Whether the bare replies to questions of a kind are right."""
     return [
         exact_match(reply(f"{question.text} Answer only.", instruction), question.answers) == 1
-        for _, question in make_questions(WORLD, "train", count, 0, kinds=[kind])
+        for _, question in make_questions(WORLD, "train", count, kinds=[kind])
     ]
 
 
 def test_without_advice_it_replies_as_the_mini_environment_does():
-    mini = MiniEnvironment(WORLD, seed=0)
-    prompts = [question.text for _, question in make_questions(WORLD, "train", 200, 0)]
+    mini = MiniEnvironment(seed=0)
+    prompts = [question.text for _, question in make_questions(WORLD, "train", 200)]
     prompts += ["Tell me about nothing.", "", "Who is the\ndirector of X?", "\ud800"]
     assert [reply(prompt) for prompt in prompts] == [mini.reply(prompt).text for prompt in prompts]
 
@@ -67,12 +67,12 @@ def test_better_skills_never_lose_a_right_answer():
 
 
 def test_advice_is_read_in_system_messages_and_in_the_prompt():
-    for _, question in make_questions(WORLD, "train", 50, 0, kinds=["math"]):
+    for _, question in make_questions(WORLD, "train", 50, kinds=["math"]):
         prompt = f"{question.text} Let's think step by step."
         assert reply(prompt, "Be kind.") == reply(prompt)
     inside = answers("math", count=200)
     assert sum(answers("math", "step by step", count=200)) > sum(inside)
-    text = make_questions(WORLD, "train", 1, 0, kinds=["bridge"])[0][1].text
+    text = make_questions(WORLD, "train", 1, kinds=["bridge"])[0][1].text
     assert ENVIRONMENT.reply(f"{text}\nLet's think step by step.").value != ""
 
 
@@ -98,5 +98,5 @@ def test_a_new_prompt_keeps_most_of_the_old_advice_and_has_one_or_two_pieces_mor
 
 def test_the_tags_that_evaluations_ask_for_are_read_as_a_request_for_the_answer_only():
     """`evaluate.py` asks an environment that a user names for tags, which these rules cannot write."""
-    for _, question in make_questions(WORLD, "train", 100, 0):
+    for _, question in make_questions(WORLD, "train", 100):
         assert reply(question.text + IN_TAGS) == reply(question.text + ANSWER_ONLY)
