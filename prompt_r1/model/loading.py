@@ -63,6 +63,8 @@ def load_policy(
         raise UsageError(f"no causal language model at {str(path)!r}: {first_line(error)}") from None
     _check_config(path, config)
     _check_length(path, config, max_tokens)
+    gc.collect()  # Earlier engines and models are in reference cycles, so only the collector frees them.
+    forget_peak(device)
     _check_memory(path, config, weights, device)
     model = _load_weights(path, config, weights)
     embedded = len(next(model.get_input_embeddings().parameters()))
@@ -132,8 +134,6 @@ def _check_memory(
     # A config may name no dtype. Then its weights are taken for float32.
     stored_dtype = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
     needed = stored * weights.itemsize // stored_dtype.itemsize
-    gc.collect()  # Earlier engines and models are in reference cycles, so only the collector frees them.
-    forget_peak(device)
     free = memory_left(device)
     if needed > free:
         raise UsageError(
