@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from prompt_r1.errors import first_line
 
-# The arguments of torch.compile that choose the compiler.
+# Arguments of torch.compile: the compiler for GPUs, and its options. Tests give another compiler.
 INDUCTOR: Mapping[str, Any] = {
     "backend": "inductor",
     # A fused kernel rounds to 16 bits after each operation, as separate kernels do.
@@ -45,8 +45,6 @@ def can_compile(device: torch.device) -> bool:
 
 def compile_norms_and_mlps(model: PreTrainedModel, *, compiler: Mapping[str, Any] = INDUCTOR) -> None:
     """Compile the norms and MLPs of a model in place, when they are first used."""
-    # The compiler itself looks at `.grad` of activations, and torch warns of it.
-    warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
     for module in model.modules():
         if type(module).__name__.endswith(("RMSNorm", "MLP")):
             module.compile(dynamic=True, **compiler)

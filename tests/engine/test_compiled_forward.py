@@ -135,6 +135,7 @@ def test_without_a_compiler_the_model_is_not_compiled(monkeypatch):
 
 
 @pytest.mark.slow  # Compiling takes some seconds.
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # The compiler hides it, unless it is an error.
 def test_compiled_norms_and_mlps_change_neither_scores_nor_gradients():
     """With recomputed activations, as in training, and without gradients, as for the reference."""
     found = []
