@@ -235,13 +235,11 @@ def _make_mesh(ranks: Ranks, layout: str) -> DeviceMesh:
     hsdp needs several nodes with the same number of ranks, at least two. Otherwise it is fsdp.
     """
     count, kind = ranks.count, ranks.device.type
-    # The ranks of a node have consecutive numbers.
-    local_counts = ranks.gather(launcher_number("LOCAL_WORLD_SIZE", default=count))
-    ranks_of_node = local_counts[0]
-    is_regular = set(local_counts) == {ranks_of_node} and count % ranks_of_node == 0
-    if layout == "hsdp" and is_regular and 1 < ranks_of_node < count:
-        nodes = count // ranks_of_node
-        return init_device_mesh(kind, (nodes, ranks_of_node), mesh_dim_names=("replicate", "shard"))
+    ranks_of_node = launcher_number("LOCAL_WORLD_SIZE", default=count)
+    all_equal = set(ranks.gather(ranks_of_node)) == {ranks_of_node}
+    if layout == "hsdp" and all_equal and 1 < ranks_of_node < count:
+        shape = (count // ranks_of_node, ranks_of_node)  # The ranks of a node have consecutive numbers.
+        return init_device_mesh(kind, shape, mesh_dim_names=("replicate", "shard"))
     return init_device_mesh(kind, (count,), mesh_dim_names=("shard",))
 
 
