@@ -59,9 +59,9 @@ class PagedBatch:
             used = table[:table_length]
             block_tables.append(used + [pool.spare] * (table_length - len(used)))
 
-        # (T,) each: the new tokens, their positions, and the block and row that each token is written to.
-        columns = upload([tokens, positions, blocks, rows], torch.int64, pool.device)
-        self.tokens, self.positions, self.blocks, self.rows = columns
+        # (4, T) and its rows: the new tokens, their positions, and the block and row that each is written to.
+        self.columns = upload([tokens, positions, blocks, rows], torch.int64, pool.device)
+        self.tokens, self.positions, self.blocks, self.rows = self.columns
         # (B + 1,) the first column of each sequence, then T
         self.starts = upload(starts, torch.int32, pool.device)
         self.lengths = upload(self.host_lengths, torch.int32, pool.device)  # (B,)
@@ -69,9 +69,8 @@ class PagedBatch:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """The tensors that a CUDA graph reads."""
-        row = [self.tokens, self.positions, self.blocks, self.rows]
-        return [*row, self.starts, self.lengths, self.block_tables]
+        """The tensors that a CUDA graph reads. Tokens, positions, blocks and rows are views of `columns`."""
+        return [self.columns, self.starts, self.lengths, self.block_tables]
 
     def row_attention(self) -> RowAttention:
         """The attention of a forward over this batch."""
