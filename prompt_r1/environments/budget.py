@@ -75,13 +75,11 @@ class Budget:
         self, *, max_calls: int = 0, max_usd: float = 0.0, spent: Spending | None = None, ranks: int = 1
     ) -> None:
         self.before = self.spent = spent or Spending()
-        self._limits = {"calls": max_calls, "usd": max_usd}
+        self.max_calls = max_calls
+        self.max_usd = max_usd
         self._ranks = ranks
-        # What this rank's `spent` may reach: the run's spending so far, and this rank's share of the rest.
-        self._ceilings: dict[str, float] = {}
-        for name, limit in self._limits.items():
-            so_far: float = getattr(self.before, name)
-            self._ceilings[name] = so_far + (limit - so_far) / ranks if limit else math.inf
+        self._calls_of_rank = _share(max_calls, self.spent.calls, ranks)
+        self._usd_of_rank = _share(max_usd, self.spent.usd, ranks)
         self._reserved = Spending()
         self._settled = asyncio.Event()  # The next request that ends sets it, and wakes those that wait.
 
@@ -91,14 +89,13 @@ class Budget:
         If the request does not fit, it waits until other requests have ended, because they may cost less than
         was reserved for them. Raises OutOfBudget if it does not fit although no other request is running.
         """
-        while name := self._exceeded(self.spent + self._reserved + estimate):
+        while limit := self._exceeded(self.spent + self._reserved + estimate):
             if not self._reserved.calls:
-                flag = f"--max-env-{name} {self._limits[name]:g}"
                 rank_note = ""
                 if self._ranks > 1:
                     rank_note = f" of this rank, which has 1/{self._ranks} of what was left at the start"
                 raise OutOfBudget(
-                    f"the budget {flag} has no room for another call{rank_note}; spent: {self.spent}; "
+                    f"the budget {limit} has no room for another call{rank_note}; spent: {self.spent}; "
                     "a larger limit resumes the run"
                 )
             await self._settled.wait()
@@ -112,11 +109,17 @@ class Budget:
         self._settled = asyncio.Event()  # The requests that wait from now on wait for this.
 
     def _exceeded(self, total: Spending) -> str:
-        """The name of a limit that this spending exceeds; "" if it exceeds none."""
-        for name, ceiling in self._ceilings.items():
-            if getattr(total, name) > ceiling + ROUNDING:
-                return name
+        """The limit that this spending exceeds, as a flag; "" if it exceeds none."""
+        if total.calls > self._calls_of_rank + ROUNDING:
+            return f"--max-env-calls {self.max_calls}"
+        if total.usd > self._usd_of_rank + ROUNDING:
+            return f"--max-env-usd {self.max_usd:g}"
         return ""
+
+
+def _share(limit: float, spent: float, ranks: int) -> float:
+    """What a rank's `spent` may reach: what the run spent before, and the rank's share of the rest."""
+    return spent + (limit - spent) / ranks if limit else math.inf
 
 
 @dataclass

@@ -208,14 +208,14 @@ def test_load_passes_its_settings_to_the_agent_and_to_every_call(folder):
     before = loop_threads()
     with prompt_r1.load(folder, device="cpu") as pair:
         assert (pair._pair.seed, pair._pair.temperature, pair.environment) == (5, 0.0, "mini")
-        assert pair._pair.environment.budget._limits == {"calls": 0, "usd": 0.0}
+        assert pair._pair.environment.budget.max_usd == 0.0
     with prompt_r1.load(folder, device="cpu", seed=-3) as pair:
         assert pair._pair.seed == -3
     given = {"env": "mini-b", "seed": 0, "temperature": 0.25}
     given |= {"env_price": "1,2", "max_env_usd": 0.5, "env_args": '{"max_tokens": 64}'}
     with prompt_r1.load(folder, device="cpu", **given) as pair:
         assert (pair._pair.seed, pair._pair.temperature, pair.environment) == (0, 0.25, "mini-b")
-        assert pair._pair.environment.budget._limits == {"calls": 0, "usd": 0.5}
+        assert pair._pair.environment.budget.max_usd == 0.5
     check_ended(before)
     pair.close()  # a second time: nothing happens
 
@@ -233,7 +233,7 @@ def test_a_price_a_limit_and_a_seed_hold_for_an_object_of_the_user_too(folder):
     with prompt_r1.load(folder, device="cpu", env=Seeded, **given) as pair:
         environment = pair._pair.environment
     assert environment.members[0].source.parameters == {"seed": 3}
-    assert environment.budget._limits == {"calls": 0, "usd": 0.5}
+    assert environment.budget.max_usd == 0.5
     estimate = environment.members[0].estimate([{"role": "user", "content": "Who?"}])
     assert estimate.usd > 0 and estimate.tokens_out == 64
 
