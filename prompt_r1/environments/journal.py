@@ -68,17 +68,18 @@ class Journal:
         return number
 
     def end(
-        self, number: int, key: str, charged: Spending, reply: Reply | None = None, **shown: object
+        self, number: int, key: str, charged: Spending, reply: Reply | None, *, source: str, prompt: str
     ) -> None:
         """Write what a request has cost, and the reply to its call if there is one.
 
-        `shown` is added to the line of a reply, for people who read the file.
+        The line of a reply also has its source and its prompt, for people who read the file.
         """
         if not self.is_on_disk:
             return
         line: dict[str, object] = {"key": key, "call": number, "charged": charged.amounts}
         if reply is not None:
-            line |= {"reply": asdict(reply), "time": round(time.time(), 3), "usd": charged.usd, **shown}
+            line |= {"reply": asdict(reply), "time": round(time.time(), 3), "usd": charged.usd}
+            line |= {"source": source, "prompt": prompt}
         begin = append_line(self._file, json.dumps(line))
         if reply is not None:
             self.places[key] = (self._own, begin)
