@@ -276,13 +276,12 @@ class Environment:
             raise
         if failures == 0:
             member.counts["paid"] += 1
-        # None: nobody knows whether it was billed. It stays None if the request is cancelled, and if a user's
-        # object raises EnvError.
-        cost: Spending | None = None
+        # A request that is cancelled, or in which a user's object raises EnvError, may be billed. So its
+        # estimate is charged unless the source says otherwise.
+        cost = cost_if_lost
         reply: Reply | None = None
         try:
-            async with member.time_limit.of_request(failures):
-                reply = await member.source.attempt(messages, call.caller)
+            reply = await member.time_limit.attempt(messages, call.caller, failures=failures)
             cost = member.price.of_call(reply.tokens_in, reply.tokens_out)
             return reply
         except Busy as busy:
@@ -293,8 +292,7 @@ class Environment:
             cost = Spending(calls=1)  # It is free. But unlike after Busy, the call is over, so it counts.
             raise
         finally:
-            if cost is None:
-                cost = cost_if_lost
+            if cost is cost_if_lost:
                 member.counts["lost"] += 1
             if reply is None:
                 member.counts["failed_requests"] += 1

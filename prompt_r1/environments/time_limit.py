@@ -7,11 +7,10 @@ each request of a call that got no reply.
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from statistics import median
 
-from prompt_r1.environments.sources import Busy, Source
+from prompt_r1.environments.sources import Busy, Caller, Reply, Source
+from prompt_r1.types import Message
 
 # Much longer than usual is four times the median time of the last 200 replies, and at least 10 seconds. With
 # fewer than 50 replies, nothing is known about the usual time.
@@ -26,23 +25,21 @@ class TimeLimit:
         self._source = source
         self._reply_seconds: deque[float] = deque(maxlen=WINDOW)
 
-    @asynccontextmanager
-    async def of_request(self, failures: int) -> AsyncIterator[None]:
-        """Limit the time of a request inside `async with`. It follows `failures` requests without a reply.
+    async def attempt(self, messages: list[Message], caller: Caller, *, failures: int) -> Reply:
+        """Let the source make one attempt, after `failures` requests of the call that got no reply.
 
-        Raises Busy if the request takes longer.
+        Raises Busy if it takes too long, and what the attempt raises.
         """
         limit = self._seconds(failures)
         loop = asyncio.get_running_loop()
         begin = loop.time()
         try:
-            async with asyncio.timeout(limit) as deadline:
-                yield
+            async with asyncio.timeout(limit):
+                reply = await self._source.attempt(messages, caller)
         except TimeoutError:
-            if not deadline.expired():
-                raise
             raise Busy(f"no complete response within {limit:g} s", may_be_billed=True) from None
         self._reply_seconds.append(loop.time() - begin)
+        return reply
 
     def _seconds(self, failures: int) -> float | None:
         """The limit in seconds; None: no limit."""
@@ -50,5 +47,4 @@ class TimeLimit:
         if longest is None or not self._source.resends_slow or len(self._reply_seconds) < MIN_REPLIES:
             return longest
         limit = max(MIN_SLOW_SECONDS, SLOW_FACTOR * median(self._reply_seconds))
-        limit *= 2.0 ** min(failures, 10)
-        return min(limit, longest)
+        return min(limit * 2.0 ** min(failures, 10), longest)
