@@ -1,6 +1,6 @@
 """An OpenAI-compatible endpoint as a source: `--env MODEL@URL`, over one shared HTTP client.
 
-`Endpoint.attempt` sends one request; responses.py reads the response. `Environment.request` limits the time.
+`Endpoint.attempt` sends one request; responses.py reads the response. time_limit.py limits its time.
 The read timeout of httpx is not enough, because it starts again with every chunk: a server that sends a blank
 line now and then would keep a request open forever.
 """
@@ -30,7 +30,7 @@ from prompt_r1.environments.sources import (
     with_system,
 )
 from prompt_r1.errors import UsageError
-from prompt_r1.programs.text import MIN_SECRET_LENGTH, printable, scrub
+from prompt_r1.programs.text import printable, without_keys
 from prompt_r1.types import Message
 
 logger = logging.getLogger(__name__)
@@ -40,14 +40,15 @@ CONNECT_SECONDS = 30.0
 MAX_BYTES = 2_000_000  # the largest response; more than most models can write
 MAX_REASON_CHARACTERS = 300  # characters of a provider's error message
 MAX_PORT = 65535
+# What no model's name has: a blank, a URL, or after an @ a host without http://, as in m@localhost:8000.
+NOT_IN_A_NAME = re.compile(r"\s|://|@(localhost|[^@]*[.:])")
 
 
 class Endpoint(Source):
     """A source that asks the model `name` at `base_url`.
 
     `system` opens every dialogue that has no system message. `fields` (temperature, max_tokens, …) are added
-    to every request; a field that the server does not know is left out for the rest of the run. But a limit
-    of the reply is never left out: without it, a request may cost more than was reserved for it.
+    to every request; a field that the server does not know is left out for the rest of the run.
     """
 
     timeout = 120.0
@@ -88,25 +89,17 @@ class Endpoint(Source):
             fields = self.fields
             try:
                 reply = await self._send({"model": self.name, "messages": messages, **fields})
-                return self._with_tokens(reply, messages)
-            except Refused as refused:
-                refused.reason = self._shown(refused.reason)
-                if not _can_leave_out(refused.field, fields):
-                    raise
-                self._leave_out(refused)
             except Busy as busy:
-                busy.reason = self._shown(busy.reason)
+                busy.reason = _shown(busy.reason)
                 raise
-
-    def _with_tokens(self, reply: Reply, messages: list[Message]) -> Reply:
-        """The reply with the tokens that it costs. If the server counts none, a bound is charged."""
-        if reply.reason:  # The server rejected the request, which costs nothing.
-            return replace(reply, reason=self._shown(reply.reason))
-        sent = sum(byte_count(message["content"]) for message in messages)
-        written = byte_count(reply.text) + byte_count(reply.reasoning)
-        tokens_in = reply.tokens_in or sent
-        tokens_out = reply.tokens_out or written
-        return replace(reply, tokens_in=tokens_in, tokens_out=tokens_out)
+            except Refused as refused:
+                refused.reason = _shown(refused.reason)
+                # Without max_completion_tokens, a reply might cost more than was reserved for it.
+                if refused.field not in fields or refused.field == "max_completion_tokens":
+                    raise
+                self._leave_out(refused.field, refused.reason)
+            else:
+                return _with_tokens(reply, messages)
 
     async def _send(self, request: Mapping[str, object]) -> Reply:
         """Send a request and read its response. Raises Busy and Refused."""
@@ -125,21 +118,22 @@ class Endpoint(Source):
                         raise NoText(f"a response of over {MAX_BYTES:,} bytes")
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.ProxyError) as error:
             said = str(error) or type(error).__name__
-            raise NoServer(f"no server answers ({said}): check the URL{_proxy_advice()}") from None
+            advice = "check the URL, and HTTPS_PROXY if it is set"
+            raise NoServer(f"no server answers ({said}): {advice}") from None
         except (httpx.HTTPError, OSError) as error:
             raise Busy(f"{type(error).__name__}: {error}".rstrip(":. "), may_be_billed=True) from None
         if encoding := response.headers.get("content-encoding"):
             raise NoText(f"the response is encoded ({encoding[:40]}), though the request allows no encoding")
-        if len(self.key) >= MIN_SECRET_LENGTH:
-            body = body.replace(self.key.encode(), b"[key]")  # Some servers send the key back.
-        return read_reply(response.status_code, response.headers, bytes(body), now=time.time())
+        # Some servers send the key back. Bytes that are not UTF-8 stay as they are.
+        text = without_keys(body.decode(errors="surrogateescape"))
+        body_without_keys = text.encode(errors="surrogateescape")
+        return read_reply(response.status_code, response.headers, body_without_keys, now=time.time())
 
-    def _leave_out(self, refused: Refused) -> None:
+    def _leave_out(self, field: str, reason: str) -> None:
         """Send no request with this field any more. `max_tokens` becomes `max_completion_tokens`."""
-        field = refused.field
         if field not in self.fields:  # Another call has left it out meanwhile.
             return
-        logger.warning("%s does not accept %s; continuing without: %s", self.name, field, refused.reason)
+        logger.warning("%s does not accept %s; continuing without: %s", self.name, field, reason)
         fields = dict(self.fields)
         value = fields.pop(field)
         if field == "max_tokens":
@@ -186,11 +180,21 @@ class Endpoint(Source):
             variables = "ALL_PROXY, NO_PROXY, … (SOCKS needs `pip install httpx[socks]`) and SSL_CERT_FILE"
             raise UsageError(f"{problem}: correct or unset the variables {variables}") from None
 
-    def _shown(self, reason: str) -> str:
-        """An error text without the key, cut to MAX_REASON_CHARACTERS, and printable."""
-        # The key is removed before the text is cut, because half a key would not be found.
-        words = scrub(reason, self.key).split()
-        return printable(" ".join(words))[:MAX_REASON_CHARACTERS]
+
+def _with_tokens(reply: Reply, messages: list[Message]) -> Reply:
+    """The reply with the tokens that it costs. If the server counts none, a bound is charged."""
+    if reply.reason:  # The server rejected the request, which costs nothing.
+        return replace(reply, reason=_shown(reply.reason))
+    sent = sum(byte_count(message["content"]) for message in messages)
+    written = byte_count(reply.text) + byte_count(reply.reasoning)
+    return replace(reply, tokens_in=reply.tokens_in or sent, tokens_out=reply.tokens_out or written)
+
+
+def _shown(reason: str) -> str:
+    """An error text on one line, without keys, cut to MAX_REASON_CHARACTERS, and printable."""
+    # Keys are removed before the text is cut, because half a key would not be found.
+    words = " ".join(without_keys(reason).split())
+    return printable(words[:MAX_REASON_CHARACTERS])
 
 
 def endpoint_of(name: str, *, key: str, fields: Mapping[str, object], system: str) -> Endpoint:
@@ -204,10 +208,7 @@ def endpoint_of(name: str, *, key: str, fields: Mapping[str, object], system: st
         given = f"http{rest}"
     else:
         model, given = name, ""
-    # MODEL@localhost:8000 and MODEL@10.0.0.7 lack http://.
-    after_at = model.rpartition("@")[2] if "@" in model else ""
-    is_host = after_at.startswith("localhost") or "." in after_at or ":" in after_at
-    if not model or re.search(r"\s|://", model) or is_host:
+    if not model or NOT_IN_A_NAME.search(model):
         raise UsageError(
             f"there is no environment {name!r}: give mini, MODEL, MODEL@http://host:port/v1 or hf:DIR "
             "(a URL begins with http:// or https://)"
@@ -224,16 +225,6 @@ def endpoint_of(name: str, *, key: str, fields: Mapping[str, object], system: st
             "OPENAI_API_KEY contains a line break, a blank or a non-ASCII character: copy it again"
         )
     return Endpoint(model, base_url, key=key, fields=fields, system=system)
-
-
-def _can_leave_out(field: str, fields: Mapping[str, object]) -> bool:
-    """Whether a request may be sent without a field that was rejected: not without the last limit of a reply.
-
-    A rejected `max_tokens` is sent again as `max_completion_tokens`. If that is rejected too, no limit would
-    be left.
-    """
-    is_last_limit = field == "max_completion_tokens" and "max_tokens" not in fields
-    return field in fields and not is_last_limit
 
 
 def _base_url(text: str) -> str:
@@ -257,9 +248,3 @@ def _base_url(text: str) -> str:
 def is_loopback(base_url: str) -> bool:
     """Return whether the endpoint is on this machine."""
     return bool(re.fullmatch(r"(.+\.)?localhost|127(\.\d+){3}|::1", httpx.URL(base_url).host))
-
-
-def _proxy_advice() -> str:
-    names = ("ALL_PROXY", "HTTP_PROXY", "HTTPS_PROXY")
-    given = " or ".join(name for name in os.environ if name.upper() in names and os.environ[name])
-    return f", and the proxy in {given}" if given else ""
