@@ -143,7 +143,7 @@ SEEN_BEFORE_TORCH = [
     ("evaluate.py --agent own --data good.jsonl", "'m' at https://api.openai.com/v1 needs a key"),
     ("evaluate.py --agent foreign --data good.jsonl", "'py:json:loads', which runs code: give it as --env"),
     ("infer.py --question Who? --agent foreign", "'py:json:loads', which runs code: give it as --env"),
-    ("infer.py --question Who? --agent AGENT --env mini,mini-z", "there is no environment 'mini-z'"),
+    ("infer.py --question Who? --agent AGENT --env mini,mini-z", "'mini-z' at https://api.openai.com/v1"),
     ("train.py --agent AGENT --env hf:folder", "there is no Hugging Face model in 'folder'"),
     ("train.py --agent AGENT --env x@http://me:pw@host/v1", "without user, password or query"),
     ("train.py --agent AGENT --env mini,mini-b --route 1", "--route takes session, uniform or 2 weights"),
@@ -238,7 +238,7 @@ for line in {[line for line, _ in SEEN_BEFORE_TORCH]!r}:
     try:
         readers[program](arguments)
     except Exception as error:
-        assert type(error).__name__ == "UsageError", error
+        assert type(error).__name__ in ("UsageError", "FatalEnvError"), error
     except SystemExit:
         pass
     slow = [module for module in ("torch", "transformers", "pyarrow", "numpy") if module in sys.modules]

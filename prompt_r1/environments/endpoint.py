@@ -29,7 +29,7 @@ from prompt_r1.environments.sources import (
     limit_in,
     with_system,
 )
-from prompt_r1.errors import UsageError
+from prompt_r1.errors import FatalEnvError, UsageError
 from prompt_r1.programs.text import printable, without_keys
 from prompt_r1.types import Message
 
@@ -141,7 +141,7 @@ class Endpoint(Source):
         self.fields = fields
 
     def check_listening(self) -> None:
-        """Raise UsageError if the server is on this machine, and nothing listens at its port."""
+        """Raise FatalEnvError if the server is on this machine, and nothing listens at its port."""
         if not is_loopback(self.base_url):
             return
         url = httpx.URL(self.base_url)
@@ -149,7 +149,7 @@ class Endpoint(Source):
         try:
             socket.create_connection((url.host, url.port or default_port), timeout=1).close()
         except ConnectionRefusedError:
-            raise UsageError(f"{self}: no server answers there: start it, or correct the port") from None
+            raise FatalEnvError(f"{self}: no server answers there: start it, or correct the port") from None
         except OSError:
             return  # The first request will tell.
 

@@ -1,6 +1,6 @@
 """Open environments by `--env SPEC`: one or several names, separated by commas.
 
-A new kind of name goes to `kind_of_environment`, `_check_spec` and `_open_source`.
+A new kind of name goes to `kind_of_environment`, `check_environment` and `_open_source`.
 """
 
 import json
@@ -19,7 +19,7 @@ from prompt_r1.environments.sources import Source, limit_in
 from prompt_r1.errors import UsageError
 from prompt_r1.miniworld.environment import MiniEnvironment, MiniEnvironmentB
 from prompt_r1.model.gguf import gguf_file, is_gguf
-from prompt_r1.settings.agent import MINI_ENVIRONMENTS, SMOLLM2, EnvironmentConfig
+from prompt_r1.settings.agent import SMOLLM2, EnvironmentConfig
 from prompt_r1.settings.functions import OBJECT_PREFIX, import_object
 
 if TYPE_CHECKING:  # torch is not imported here, so that a wrong SPEC is reported at once.
@@ -105,18 +105,10 @@ def check_usd_limit(flag: str, config: EnvironmentConfig) -> None:
 
 
 def check_environment(spec: str, config: EnvironmentConfig, *, trusted: Collection[str]) -> None:
-    """Raise UsageError for what is wrong with a SPEC and its settings, before torch is imported.
+    """Raise UsageError for wrong settings, and for names that stand for no environment.
 
-    So the user need not wait to hear that a server of this machine is not running.
+    It imports no torch and loads no model, so the user hears of it at once.
     """
-    _check_spec(spec, config, trusted=trusted)
-    for name in spec.split(","):
-        if kind_of_environment(name) == "url":
-            _endpoint(name, config, trusted).check_listening()
-
-
-def _check_spec(spec: str, config: EnvironmentConfig, *, trusted: Collection[str]) -> None:
-    """Raise UsageError for wrong settings, and for names that stand for no environment. Loads no model."""
     parse_fields(config.env_args)
     for price in config.env_price:
         parse_price(price)
@@ -151,7 +143,7 @@ def open_environment(
     opened with these settings.
     """
     # All names are checked before the first model is loaded.
-    _check_spec(spec, config, trusted=trusted)
+    check_environment(spec, config, trusted=trusted)
     names = spec.split(",")
     price_of = parse_prices(config.env_price, names) if prices is None else prices
     account = account or open_account(config)
@@ -188,7 +180,7 @@ def _open_source(
     seed: int,
     device: "torch.device | None",
 ) -> Source:
-    """Open the source of a name that `_check_spec` has accepted."""
+    """Open the source of a name that `check_environment` has accepted."""
     match kind_of_environment(name):
         case "built-in":
             return _own_source(BUILT_IN[name], config, name=name, price=price, seed=seed)
@@ -234,21 +226,23 @@ def _check_model_of(name: str) -> None:
 
 
 def _endpoint(name: str, config: EnvironmentConfig, trusted: Collection[str]) -> "Endpoint":
-    """The endpoint of a name. Raises UsageError for a malformed name, and for a key that cannot be used."""
+    """The endpoint of a name.
+
+    Raises UsageError for a malformed name, for a key that cannot be used, and for a server of this machine
+    that does not listen.
+    """
     # It is imported here, because other environments need no HTTP.
     from prompt_r1.environments.endpoint import endpoint_of
 
-    if name.startswith("mini-") and "@" not in name:
-        raise UsageError(
-            f"there is no environment {name!r}: the mini world has {', '.join(MINI_ENVIRONMENTS)}"
-        )
     gets_key = kind_of_environment(name) == "model" or name in trusted
-    return endpoint_of(
+    endpoint = endpoint_of(
         name,
         key=os.environ.get("OPENAI_API_KEY", "") if gets_key else "",
         fields=parse_fields(config.env_args),
         system=config.env_system,
     )
+    endpoint.check_listening()
+    return endpoint
 
 
 def parse_fields(text: str) -> dict[str, object]:

@@ -255,7 +255,7 @@ def test_an_environment_that_cannot_play_is_reported_before_the_weights_are_load
     """A bug: a large agent was loaded first, and then its environment was found to need a key."""
     (folder / "model.safetensors").write_bytes(b"")
     before = loop_threads()
-    with pytest.raises(prompt_r1.FatalEnvError, match=r"http://127\.0\.0\.1:9/v1 .*no server"):
+    with pytest.raises(prompt_r1.FatalEnvError, match=r"http://127\.0\.0\.1:9/v1: no server"):
         prompt_r1.load(folder, env="m@http://127.0.0.1:9/v1")
     check_ended(before)
 
