@@ -151,6 +151,11 @@ def test_a_missing_key_is_reported_before_anything_is_loaded(key, monkeypatch) -
 LARGE = "large@http://llm.test/v1"
 
 
+def test_a_server_of_this_machine_that_does_not_listen_is_named_at_once() -> None:
+    with pytest.raises(UsageError, match="tiny at http://localhost:9/v1: no server answers there"):
+        open_environment("tiny@http://localhost:9/v1")
+
+
 def opened_endpoint(spec: str, **settings: object) -> Endpoint:
     [member] = open_environment(spec, **settings).members
     assert isinstance(member.source, Endpoint)
