@@ -91,7 +91,7 @@ def game_metrics(games_PG: Sequence[Sequence[GameMetrics]]) -> dict[str, float]:
     latencies = [seconds for game in games for seconds in game.latencies]
     scores_PG = scores_of(games_PG)
     scores = [score for group in scores_PG for score in group]
-    metrics = {
+    return {
         "reward/mean": _mean([score.reward.total for score in scores]),
         "reward/format": _mean([score.reward.format for score in scores]),
         "reward/answer": _mean([score.reward.answer for score in scores]),
@@ -100,10 +100,7 @@ def game_metrics(games_PG: Sequence[Sequence[GameMetrics]]) -> dict[str, float]:
         "format": _mean([score.is_well_formed for score in scores]),
         "turns": _mean([score.turns for score in scores]),
         "game/usd": _mean([game.usd for game in games if game.score is not None]),
-    }
-    for stop in get_args(Stop):
-        metrics[f"stop/{stop}"] = _mean([game.stop == stop for game in games])
-    metrics |= {
+        **{f"stop/{stop}": _mean([game.stop == stop for game in games]) for stop in get_args(Stop)},
         "tokens/game": _mean([game.tokens for game in games]),
         "tokens/sampled": float(sum(game.sampled_tokens for game in games)),
         "env/calls": float(sum(game.calls for game in games)),
@@ -112,8 +109,9 @@ def game_metrics(games_PG: Sequence[Sequence[GameMetrics]]) -> dict[str, float]:
         "env/latency": median(latencies) if latencies else 0.0,
         # This is pass@k, where k is the number of a question's games; "em" is pass@1.
         "em/any": _mean([any(score.em == 1 for score in group) for group in scores_PG]),
+        **_reward_by_kind_of_group(games_PG),
+        **_intervals(scores_PG),
     }
-    return metrics | _reward_by_kind_of_group(games_PG) | _intervals(scores_PG)
 
 
 def scores_of(games_PG: Sequence[Sequence[GameMetrics]]) -> list[list[Score]]:
