@@ -1,6 +1,5 @@
 """Read the settings of train.py and of the warm start; check the functions, files and keys that they name."""
 
-import os
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -74,17 +73,12 @@ def _check_functions(config: TrainConfig, flags: Collection[str]) -> None:
 
 
 def _check_rank() -> None:
-    """Raise UsageError for a rank that would wait in vain for the others."""
+    """Raise UsageError for a rank that would wait for an hour, and in vain, for the others."""
     count = launcher_number("WORLD_SIZE", default=1)
     rank = launcher_number("RANK", default=0)
     if rank >= count:
         raise UsageError(
             f"RANK is {rank} of {count} ranks (WORLD_SIZE), which count from 0: start with torchrun"
-        )
-    if count > 1 and not os.environ.get("MASTER_ADDR"):
-        raise UsageError(
-            f"WORLD_SIZE is {count}, but MASTER_ADDR does not say where rank 0 is: start with torchrun, or "
-            "unset WORLD_SIZE"
         )
 
 
