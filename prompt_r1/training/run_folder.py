@@ -21,8 +21,6 @@ def open_run(out: str) -> Path:
     """Make the run folder --out if necessary. Raises UsageError if it holds other files than a run's."""
     run = Path(out)
     make_folder(run, _holds_a_run, "a run")
-    if not os.access(run, os.W_OK):
-        raise UsageError(f"{run}: Permission denied; give --out a folder that can be written")
     # A run saves a checkpoint before it exports an agent.
     if (run / "agent").exists() and not checkpoints_of(run):
         raise UsageError(

@@ -50,14 +50,15 @@ Game = tuple[Question, list[Turn]]
 
 def main(config: FineTuningConfig) -> None:
     """Warm-start an agent, and print the command that trains it."""
-    folder = learn_games(config, Path(config.out))
+    folder = learn_games(config)
     preset = preset_of(config.agent, default=config.preset)
     then = command("train.py", "--config", preset, "--agent", folder)
     print(f"The agent is saved in {folder}. Train it:\n{then}")
 
 
-def learn_games(config: FineTuningConfig, out: Path) -> Path:
+def learn_games(config: FineTuningConfig) -> Path:
     """Warm-start an agent on its games, and return its folder."""
+    out = Path(config.out)
     if is_mini_data(config.games):
         games = mini_games(config.games, config.seed)
     else:

@@ -223,8 +223,8 @@ def test_a_warm_start_on_recorded_games_teaches_a_model_without_the_format_to_pl
     """It can ask afterwards, which an agent that was fine-tuned on gold answers cannot."""
     start, games = tiny.save_agent(tmp_path / "start"), games_file(tmp_path, *[GAME] * 2)
     settings = replace(SMALL, agent=str(start), micro_batch=4, rank=0, preset="small", lr=3e-3, seed=3)
-    settings = replace(settings, games=str(games), epochs=60)
-    folder = learn_games(settings, tmp_path / "out")
+    settings = replace(settings, games=str(games), epochs=60, out=str(tmp_path / "out"))
+    folder = learn_games(settings)
     assert resolve_agent(str(folder)).start == str(folder), "`untrained` was the agent before the warm start"
     game = trained_config(folder)
     assert game is not None and game.seed == 3
