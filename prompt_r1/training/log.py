@@ -7,7 +7,7 @@ import sys
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,24 +59,20 @@ VALIDATION = (
 )
 
 
-def header(*, priced: bool) -> str:
-    """The labels above the rows. If `priced`, dollars take the place of the speed."""
-    step = " ".join(column.label.rjust(column.width) for column in _step_columns(priced))
+def header(columns: Sequence[Column]) -> str:
+    """The labels above the rows of the table."""
+    step = " ".join(column.label.rjust(column.width) for column in columns)
     validation = " ".join(column.label.rjust(column.width) for column in VALIDATION)
     return f"{step} | val {validation}"
 
 
-def step_row(metrics: Mapping[str, float], *, priced: bool) -> str:
+def step_row(metrics: Mapping[str, float], columns: Sequence[Column]) -> str:
     """The row of one step, for the table that `header` begins. Metrics that were not measured are blank."""
-    step = " ".join(column.shown(metrics) for column in _step_columns(priced))
+    step = " ".join(column.shown(metrics) for column in columns)
     if "val/em" not in metrics:
         return step.rstrip()
     validation = " ".join(column.shown(metrics) for column in VALIDATION)
     return f"{step} |     {validation}"
-
-
-def _step_columns(priced: bool) -> tuple[Column, ...]:
-    return (*COLUMNS, DOLLARS if priced else SPEED)
 
 
 class Log:
@@ -91,7 +87,8 @@ class Log:
     ) -> None:
         self.folder = folder
         self._rank = rank
-        self._priced = priced
+        # In a run with prices, dollars take the place of the speed.
+        self._columns = (*COLUMNS, DOLLARS if priced else SPEED)
         # Seconds of each phase since the last metrics.
         self.seconds = defaultdict[str, float](float)
         # With None, tqdm shows the bar on a terminal only.
@@ -153,9 +150,9 @@ class Log:
         if self._wandb is not None:
             self._wandb.log(rounded, step=int(rounded["step"]))
         if self._rows_shown % HEADER_EVERY == 0:
-            self.say(header(priced=self._priced))
+            self.say(header(self._columns))
         self._rows_shown += 1
-        self.say(step_row(rounded, priced=self._priced))
+        self.say(step_row(rounded, self._columns))
         return rounded
 
     def close(self) -> None:

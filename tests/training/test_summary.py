@@ -5,7 +5,7 @@ import re
 import pytest
 
 from prompt_r1.settings.train import TrainConfig
-from prompt_r1.training.log import COLUMNS, Log, header, step_row
+from prompt_r1.training.log import COLUMNS, DOLLARS, SPEED, Log, header, step_row
 from prompt_r1.training.summary import summary
 
 STEP = {
@@ -32,21 +32,21 @@ VALIDATION = {"step": 0, "val/em": 0.5, "val/reward": 0.5, "val/format": 1.0}
 
 
 @pytest.mark.parametrize(
-    ("line", "priced", "shown"),
+    ("line", "last", "shown"),
     [
-        (STEP, True, "12 0.500 0.250 1.000 2.50 0.0123 1.5000 | 0.750 -0.250 0.500"),
-        (VALIDATION, False, "0 | 0.500 0.500 1.000"),  # a step without games
-        ({"games/s": 181.52}, False, "181.5"),
-        ({"games/s": 0.02671}, False, "0.02671"),  # a real model on a CPU: it was shown as 0.0
+        (STEP, DOLLARS, "12 0.500 0.250 1.000 2.50 0.0123 1.5000 | 0.750 -0.250 0.500"),
+        (VALIDATION, SPEED, "0 | 0.500 0.500 1.000"),  # a step without games
+        ({"games/s": 181.52}, SPEED, "181.5"),
+        ({"games/s": 0.02671}, SPEED, "0.02671"),  # a real model on a CPU: it was shown as 0.0
     ],
 )
-def test_a_row_shows_the_numbers_of_its_step(line, priced, shown):
-    assert step_row(line, priced=priced).split() == shown.split()
+def test_a_row_shows_the_numbers_of_its_step(line, last, shown):
+    assert step_row(line, [*COLUMNS, last]).split() == shown.split()
 
 
-@pytest.mark.parametrize("priced", [False, True])
-def test_numbers_are_right_aligned_with_their_labels(priced):
-    labels, numbers = header(priced=priced), step_row(STEP, priced=priced)
+@pytest.mark.parametrize("last", [SPEED, DOLLARS])
+def test_numbers_are_right_aligned_with_their_labels(last):
+    labels, numbers = header([*COLUMNS, last]), step_row(STEP, [*COLUMNS, last])
     assert ends_of_words(labels) == ends_of_words(numbers)
     assert len(ends_of_words(labels)) == len(COLUMNS) + 1 + 3
     assert labels.index("|") == numbers.index("|") and len(labels) <= 80
