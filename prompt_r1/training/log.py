@@ -239,11 +239,11 @@ def read_metrics(folder: Path) -> list[dict[str, float]]:
     for text in path.read_text("utf-8", errors="replace").split("\n"):
         line = json_object(text)
         if is_finite_number(line.get("step")):
-            lines.append({name: value for name, value in line.items() if is_metric(value)})
+            lines.append({name: value for name, value in line.items() if _is_metric(value)})
     return lines
 
 
-def is_metric(value: object) -> bool:
+def _is_metric(value: object) -> bool:
     """Whether a value of a JSON file is a number, NaN and infinity included."""
     return isinstance(value, float) or is_finite_number(value)
 
