@@ -43,6 +43,7 @@ from prompt_r1.training.batches import Batch
 from prompt_r1.training.dry_run import estimate
 from prompt_r1.training.preflight import ChosenTraining
 from prompt_r1.training.record import Record
+from prompt_r1.training.resume import resume_run
 from prompt_r1.training.run import Run
 from prompt_r1.training.start import start_run
 from prompt_r1.training.update import UpdateStats, optimizer_step
@@ -150,7 +151,7 @@ def main(chosen: ChosenTraining) -> None:
     if config.dry_run:
         return
     with start_run(chosen) as run:
-        record = Record.resume(run)  # It begins with the newest checkpoint, if there is one.
+        record = resume_run(run)  # It begins with the newest checkpoint, if there is one.
         run.interrupt.training_began = True  # From now on, a signal saves the run before it ends it.
         try:
             # In a new run this is step 0, so the untrained agent is validated. In a resumed run it may be the

@@ -8,6 +8,7 @@ Before the loop:
     signals        what a signal cancels, and when it ends the run
     models         which weights play, learn and are the reference
     run            the parts of a run and its questions, and what the loop asks of them
+    resume         go on from the newest checkpoint, or begin with step 0
 
 Learn, in each step:
 
@@ -18,16 +19,22 @@ Learn, in each step:
 
 Write down, in each step:
 
-    record         the order of everything below, which is safe to stop; resume; the end
+    record         the order of everything below, which is safe to stop; the end of a run
     metrics        the metrics of games and groups, and what they cost
+    log            metrics.jsonl, trajectories/ and the console
+    alarms         warn if a metric collapses
+
+Write down, every --save-every steps:
+
     validation     greedy games of held-out questions
     best           which agent is the best so far
-    log            metrics.jsonl, trajectories/ and the console
+    checkpoint     the weights, the optimiser and the state of a run: save and load them
     export         the agent as a Hugging Face folder
-    checkpoint     save and resume a run
     report         report.html: results and games
     charts         the curves of a report
-    alarms         warn if a metric collapses
+
+After the loop:
+
     summary        where the results of a run are, and what to type next
 
 Beside a run:

@@ -10,7 +10,6 @@ game), so there is no random state; the journal has the spending; the alarms fol
 Each rank writes its share of sharded weights. Any number of ranks can read the files.
 """
 
-import hashlib
 import json
 import shutil
 import warnings
@@ -21,45 +20,28 @@ from pathlib import Path
 
 import torch
 import torch.distributed.checkpoint as dcp
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.optim import Optimizer
 
 from prompt_r1.errors import Resumable, UsageError, first_line
 from prompt_r1.model.distributed import Ranks
-from prompt_r1.model.loading import model_folder
 from prompt_r1.model.policy import Policy
 from prompt_r1.programs.sealed_folders import find_damage, new_temporary, remove_leftovers, seal
 from prompt_r1.settings.agent import AgentConfig
 from prompt_r1.settings.fields import write_yaml
 from prompt_r1.training.best import Candidate
-from prompt_r1.training.run_folder import (
-    FORMAT,
-    check_settings,
-    check_version,
-    checkpoint_of,
-    checkpoints_of,
-    step_of,
-)
+from prompt_r1.training.run_folder import FORMAT, check_version, checkpoint_of, checkpoints_of, step_of
 
 KEEP_CHECKPOINTS = 2  # how many of the newest checkpoints are kept, beside the best one
 # A file of tensors has about this many bytes. DCP builds a whole file in memory before it writes it.
 FILE_BYTES = 2**27
-FIRST_NUMBERS = 256  # how many numbers of each tensor `digest_of_start` covers
-# `digest_of_start` covers these files whole: they shape the model, and the text that it reads and writes.
-SHAPING_FILES = (
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "chat_template.jinja",
-)
 # What torch and safetensors raise for files that do not hold the tensors of this agent.
 NOT_THESE_TENSORS = (SafetensorError, LookupError, ValueError, TypeError, dcp.CheckpointException)
 
 
-@dataclass
+@dataclass(frozen=True)
 class State:
     """The state of a run besides weights and optimiser, as state.json holds it."""
 
@@ -150,9 +132,8 @@ def newest_checkpoint(run: Path, *, say: Callable[[str], None]) -> Path | None:
     return None
 
 
-def read_state(checkpoint: Path, config: AgentConfig) -> State:
-    """Read the state of a checkpoint. Raises UsageError if a run with other settings wrote the checkpoint."""
-    check_settings(checkpoint, config)
+def read_state(checkpoint: Path) -> State:
+    """Read the state of a checkpoint."""
     values = json.loads((checkpoint / "state.json").read_text("utf-8"))
     best = values.pop("best")
     return State(**values, best=None if best is None else Candidate(**best))
@@ -208,27 +189,6 @@ def begin_states(optimizer: Optimizer) -> None:
                 "exp_avg": torch.zeros_like(weight.detach()),
                 "exp_avg_sq": torch.zeros_like(weight.detach()),
             }
-
-
-def digest_of_start(start: Path | str) -> str:
-    """Identify the agent that a run starts from, by a digest that reads little of its weights.
-
-    The digest covers the name, type, shape and first numbers of every tensor, and the SHAPING_FILES. If
-    another model replaces the model of a folder, or its configuration or tokenizer, the digest changes.
-    """
-    folder = model_folder(start)
-    digest = hashlib.sha256()
-    for name in SHAPING_FILES:
-        if (folder / name).is_file():
-            digest.update(hashlib.sha256((folder / name).read_bytes()).digest())
-    for path in sorted(folder.glob("*.safetensors")):
-        with safe_open(path, framework="pt") as file:  # It maps the file, so little of it is read.
-            for name in sorted(file.keys()):
-                tensor = file.get_tensor(name)
-                digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
-                first = tensor.flatten()[:FIRST_NUMBERS]
-                digest.update(first.view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()[:16]
 
 
 @contextmanager

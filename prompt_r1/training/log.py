@@ -1,8 +1,7 @@
-"""The log of a run: metrics, games, times of phases, and messages on the console. Resuming trims it."""
+"""The log of a run: metrics, games, times of phases, and messages on the console."""
 
 import errno
 import json
-import re
 import sys
 import time
 import uuid
@@ -17,7 +16,6 @@ from tqdm import tqdm
 
 from prompt_r1.errors import UsageError
 from prompt_r1.programs.command_line import discard_stdout
-from prompt_r1.programs.files import replace_file
 from prompt_r1.programs.reading import is_finite_number, json_object
 from prompt_r1.programs.text import printable
 from prompt_r1.types import ScoredGame
@@ -146,7 +144,7 @@ class Log:
         if self._rank > 0:
             return rounded
         with (self.folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
-            file.write(_line(rounded))
+            file.write(json_line(rounded))
         if self._wandb is not None:
             self._wandb.log(rounded, step=int(rounded["step"]))
         if self._rows_shown % HEADER_EVERY == 0:
@@ -169,7 +167,7 @@ class Log:
             for number, group in enumerate(games_PG):
                 for sample, game in enumerate(group):
                     place = {"group": number, "sample": sample}
-                    file.write(_line(place | _game_row(game)))
+                    file.write(json_line(place | _game_row(game)))
 
 
 def open_wandb(folder: Path) -> Any:
@@ -248,22 +246,6 @@ def _is_metric(value: object) -> bool:
     return isinstance(value, float) or is_finite_number(value)
 
 
-def trim_run(run: Path, *, trained: int, final: int) -> None:
-    """Remove what a resumed run writes again: games after step `trained`, metric lines after step `final`.
-
-    With another number of ranks the new files have other names, so the old files would stay. The games of
-    the test are removed too, because the test is played again.
-    """
-    last_kept = {"step": trained, "validation": final}
-    for path in (run / "trajectories").glob("*.jsonl"):
-        # The kind and number of step-000012-rank0.jsonl are "step" and 12. Games of the test have no number.
-        match = re.match(r"(step|validation)-(\d+)-", path.name)
-        is_later = match is not None and int(match[2]) > last_kept[match[1]]
-        if is_later or path.name.startswith("test-"):
-            path.unlink()
-    kept = [_line(line) for line in read_metrics(run) if line["step"] <= final]
-    replace_file(run / "metrics.jsonl", "".join(kept).encode())
-
-
-def _line(values: Mapping[str, object]) -> str:
+def json_line(values: Mapping[str, object]) -> str:
+    """A line of a JSON lines file."""
     return json.dumps(values, separators=(",", ":")) + "\n"

@@ -1,34 +1,20 @@
-"""What a training run writes down: metrics, validation, the best agent, checkpoints, alarms."""
+"""What a training run writes down, step by step: metrics, validation, the best agent, checkpoints, alarms."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from copy import copy
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 
-from prompt_r1.data.sampler import digest_of
 from prompt_r1.environments.budget import OutOfBudget
 from prompt_r1.errors import Interrupted, Resumable, UsageError
-from prompt_r1.model.distributed import Ranks, stop_ranks
+from prompt_r1.model.distributed import stop_ranks
 from prompt_r1.pair.named_agent import exported_step
-from prompt_r1.programs.sealed_folders import find_damage
-from prompt_r1.settings.fields import write_yaml
 from prompt_r1.training.alarms import Alarms
 from prompt_r1.training.best import Candidate, em_of_validation
-from prompt_r1.training.checkpoint import (
-    State,
-    digest_of_start,
-    load_tensors,
-    newest_checkpoint,
-    read_state,
-    save_checkpoint,
-)
+from prompt_r1.training.checkpoint import State, save_checkpoint
 from prompt_r1.training.export import export_agent
-from prompt_r1.training.log import read_metrics, trim_run
 from prompt_r1.training.metrics import add_spending, step_metrics, total_spent
 from prompt_r1.training.report import write_report
-from prompt_r1.training.run import Run, repetition_note
-from prompt_r1.training.run_folder import checkpoint_of
+from prompt_r1.training.run import Run
 from prompt_r1.training.summary import summary
 from prompt_r1.training.update import UpdateStats
 from prompt_r1.training.validation import validation_metrics
@@ -48,78 +34,6 @@ class Record:
     # Why consecutive steps had no optimiser step; [] if the last step had one.
     idle_reasons: list[str] = field(default_factory=list)
 
-    @classmethod
-    def resume(cls, run: Run) -> "Record":
-        """The record of a run that goes on from its newest valid checkpoint, or begins with step 0.
-
-        Raises UsageError if the checkpoint belongs to another run, or if the ranks have different questions.
-        """
-        config, ranks = run.config, run.ranks
-        # A new run begins with step 0, which validates the agent before training.
-        state = State(
-            open_line={"step": 0},
-            questions=digest_of(run.questions.training),
-            validation=digest_of(run.questions.validation),
-            start=ranks.on_first_rank(lambda: digest_of_start(run.start)),
-        )
-        check_same_on_all_ranks([state.questions, state.validation, digest_of(run.questions.test)], ranks)
-        alarms = Alarms(agent=config.agent, gap=run.gap_limit, own_reward=bool(config.reward))
-        record = cls(run, state, alarms)
-        found = ranks.on_first_rank(lambda: newest_checkpoint(run.folder, say=run.log.say))
-        if found is None:
-            note = repetition_note(config, len(run.questions.training))
-            if note:
-                run.log.say(note)
-        else:
-            record.load(found)
-        trained, final = record.state.trained_step, record.state.final_step
-        run.log.begin_after(trained, steps=config.steps)
-        ranks.on_first_rank(lambda: trim_run(run.folder, trained=trained, final=final))
-        ranks.on_first_rank(lambda: write_yaml(config, run.folder / "config.yaml"))
-        for line in read_metrics(run.folder):
-            record.alarms.read(line)
-        return record
-
-    def load(self, checkpoint: Path) -> None:
-        """Go on from a checkpoint. Raises UsageError if it belongs to another run."""
-        run = self.run
-        saved = read_state(checkpoint, run.config)
-        check_same_origin(checkpoint, saved, self.state, run.start)
-        run.log.say(f"Resuming after step {saved.trained_step} of {run.config.steps}, from {checkpoint}")
-        self.state = saved
-        self.export_if_missing()
-        self.saved = copy(saved)  # Later changes of `state` must not change it.
-        load_tensors(checkpoint, run.policy, run.optimizer, run.ranks)
-        run.refresh()
-
-    def export_if_missing(self) -> None:
-        """Export the best agent if RUN/agent is not this agent. Leaves its weights in the policy.
-
-        There are three cases:
-
-        - The run stopped between checkpoint and export.
-        - Newer checkpoints are damaged, and RUN/agent is of one of their steps.
-        - The same, and the agent that was the best at the resumed step has no checkpoint any more: it was
-          removed when an agent with a checkpoint that is now damaged became the best. Then the agent of the
-          resumed step counts as the best, until a validation judges an agent.
-        """
-        run, best = self.run, self.state.best
-        exported = run.ranks.on_first_rank(lambda: exported_step(run.folder / "agent"))
-        if best is None or best.step == exported:
-            return
-        checkpoint = checkpoint_of(run.folder, best.step)
-        if run.ranks.on_first_rank(lambda: find_damage(checkpoint)):
-            step = self.state.trained_step
-            run.log.say(
-                f"The checkpoint of the best agent, of step {best.step}, is gone or damaged: the one "
-                f"of step {step} counts as the best until the next validation"
-            )
-            best = self.state.best = Candidate(step, em=None, reward=0.0)
-            checkpoint = checkpoint_of(run.folder, step)
-        load_tensors(checkpoint, run.policy, run.optimizer, run.ranks)
-        lines = {line["step"]: line for line in read_metrics(run.folder)}
-        self.export(lines.get(best.step, {"step": best.step}))
-
     def remaining_steps(self) -> range:
         """The numbers of the steps that are not trained yet."""
         return range(self.state.trained_step + 1, self.run.config.steps + 1)
@@ -133,11 +47,11 @@ class Record:
         run, ranks, log = self.run, self.run.ranks, self.run.log
         ranks.on_every_rank(lambda: log.write_games(f"step-{step:06d}", games_PG))
         measured = step_metrics(games_PG, ranks, rollout_seconds=log.seconds["rollout"])
-        self.state.trained_step = step
-        self.state.open_line = {"step": step, **stats.metrics(ranks), **measured}
+        metrics = {"step": step, **stats.metrics(ranks), **measured}
         # The calls of the games are added now, because a signal may stop the validation, and the run is then
         # saved. `finish_step` adds the calls of the validation.
-        add_spending(self.state.open_line, run.environment, ranks)
+        add_spending(metrics, run.environment, ranks)
+        self.state = replace(self.state, trained_step=step, open_line=metrics)
         self.finish_step()
         self.stop_if_idle(stats, environment_failed=measured["groups/dropped"] == 1)
 
@@ -161,24 +75,22 @@ class Record:
           the agent that its checkpoint names, if it is not there.
         - Saved before a signal stops the run: the resumed run does not repeat the step.
         """
-        run, state = self.run, self.state
-        config, ranks, log = run.config, run.ranks, run.log
-        step = state.trained_step
+        run, config, log = self.run, self.run.config, self.run.log
+        step = self.state.trained_step
         # If a stopped run is resumed with fewer steps, `step` may be above --steps.
         is_due = step >= config.steps or step % config.save_every == 0
-        is_save_step = is_due and step > 0  # Step 0 is saved only if its validation makes it the best.
 
         # Validate and log.
-        metrics = dict(state.open_line)
+        metrics = dict(self.state.open_line)
         if is_due and config.val_data:
             metrics |= self.validate()
-        add_spending(metrics, run.environment, ranks)
-        metrics = ranks.on_every_rank(lambda: log.write_metrics(metrics))
+        add_spending(metrics, run.environment, run.ranks)
+        metrics = run.ranks.on_every_rank(lambda: log.write_metrics(metrics))
 
         # Save and export, if there is something to keep.
-        is_best = self.note_if_best(metrics, is_save_step=is_save_step)
-        if is_best or is_save_step:
-            state.open_line = {}
+        is_best = is_due and self.note_if_best(metrics)
+        if is_best or (is_due and step > 0):
+            self.state = replace(self.state, open_line={})
             self.save()
             if is_best:
                 self.export(metrics)
@@ -186,7 +98,7 @@ class Record:
         else:
             # The line may still change: if the run stops before it trains another step, the resumed run
             # finishes this step again, perhaps with a validation.
-            state.open_line = metrics
+            self.state = replace(self.state, open_line=metrics)
 
         # Report alarms, and stop if a signal came.
         for alarm in self.alarms.read(metrics):
@@ -198,23 +110,17 @@ class Record:
         with self.run.log.phase("validation"), self.checkpoint_on_user_error():
             return validation_metrics(self.run, name=f"validation-{self.state.trained_step:06d}")
 
-    def note_if_best(self, metrics: Mapping[str, float], *, is_save_step: bool) -> bool:
+    def note_if_best(self, metrics: Mapping[str, float]) -> bool:
         """Return whether the agent of this step is the best so far. If so, the state names it."""
-        config, state = self.run.config, self.state
-        agent = Candidate(
-            state.trained_step, em=em_of_validation(metrics), reward=metrics.get("val/reward", 0.0)
-        )
-        if agent.em is None and not is_save_step:
-            return False  # Without a validation, only an agent that is saved can be the best.
+        step, em = self.state.trained_step, em_of_validation(metrics)
+        if step == 0 and em is None:
+            return False  # The untrained agent is kept only if a validation has judged it.
+        agent = Candidate(step, em, reward=metrics.get("val/reward", 0.0))
         # A user's own reward decides before EM, because EM may know only one of several right answers.
-        if not agent.is_better_than(state.best, reward_first=bool(config.reward)):
-            return False
-        if agent.em is None and config.val_data and state.best is None:
-            self.run.log.say(
-                "The environment broke every validation game: the newest agent counts as the best one"
-            )
-        state.best = agent
-        return True
+        is_best = agent.is_better_than(self.state.best, reward_first=bool(self.run.config.reward))
+        if is_best:
+            self.state = replace(self.state, best=agent)
+        return is_best
 
     def save(self) -> None:
         """Write a checkpoint, unless the newest has this state. Raises Resumable if it cannot be written."""
@@ -223,7 +129,7 @@ class Record:
         run = self.run
         with run.log.phase("save"):
             save_checkpoint(run.folder, self.state, run.policy, run.optimizer, run.config, run.ranks)
-        self.saved = copy(self.state)  # Later changes of `state` must not change it.
+        self.saved = self.state
 
     def export(self, metrics: dict[str, float]) -> None:
         """Export the policy to RUN/agent. `metrics` is the line of its step."""
@@ -283,12 +189,10 @@ class Record:
         """Print where all results are, and what the run cost."""
         run = self.run
         self.update_report()  # It shows the table of the test.
-        best = self.state.best
-        assert best is not None, "after the last step, an agent is saved"
         spent = total_spent(run.environment, run.ranks)
         if spent.usd:
             run.log.say(f"\nThe run cost {spent}: training, validation and test")
-        run.log.say("\n" + summary(run.folder, best.step, run.config))
+        run.log.say("\n" + summary(run.folder, exported_step(run.folder / "agent"), run.config))
 
     @contextmanager
     def checkpoint_on_user_error(self) -> Iterator[None]:
@@ -318,32 +222,3 @@ class Record:
         if not isinstance(error, OutOfBudget):  # Its own sentence says that a larger limit is needed.
             sentence += ", the same command resumes the run"
         return kind(sentence)
-
-
-def check_same_on_all_ranks(digests: Sequence[str], ranks: Ranks) -> None:
-    """Raise UsageError on every rank if the ranks have other digests of their questions.
-
-    Each rank takes its share of the questions by their numbers. So with other questions, or in another order,
-    some would be played twice and others never.
-    """
-    if any(other != digests for other in ranks.gather(digests)):
-        raise UsageError(
-            "the ranks have different questions, or the same ones in another order: a function of --data "
-            "must return the same list in each process (a set of texts has another order in each)"
-        )
-
-
-def check_same_origin(checkpoint: Path, saved: State, now: State, start: Path | str) -> None:
-    """Raise UsageError if a checkpoint was made with other questions, or from another agent, than now."""
-    if saved.questions != now.questions:
-        origin = "other questions"
-        repair = "give the data and the --val-limit that the run began with"
-    elif saved.validation != now.validation:  # EM of other questions cannot be compared.
-        origin = "other validation questions"
-        repair = "give the --val-data and the --val-limit that the run began with"
-    elif saved.start != now.start:
-        origin = f"another agent than there is now in {start}"
-        repair = "put the agent back that the run began with"
-    else:
-        return
-    raise UsageError(f"{checkpoint} was made with {origin}: {repair}, or start a new run with another --out")

@@ -60,7 +60,7 @@ def train_or_resume(rank: int, count: int, parallel: str, port: int, folder: Pat
             optimizer.step()
     else:
         newest = ranks.on_first_rank(lambda: newest_checkpoint(folder, say=print))
-        step += read_state(newest, config).trained_step
+        step += read_state(newest).trained_step
         load_tensors(newest, policy, optimizer, ranks)
     tensors = {name: full_tensor(tensor).clone() for name, tensor in tensors_of(policy, optimizer).items()}
     if begins and ranks.is_first:

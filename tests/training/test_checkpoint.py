@@ -26,14 +26,14 @@ from prompt_r1.training.best import Candidate
 from prompt_r1.training.checkpoint import (
     State,
     begin_states,
-    digest_of_start,
     load_tensors,
     newest_checkpoint,
     read_state,
     save_checkpoint,
 )
 from prompt_r1.training.report import write_report
-from prompt_r1.training.run_folder import LOCK, checkpoints_of, open_run
+from prompt_r1.training.resume import FIRST_NUMBERS, digest_of_start
+from prompt_r1.training.run_folder import LOCK, check_settings, checkpoints_of, open_run
 from tests.support import tiny
 from tests.support.damage import Attack
 from tests.support.exports import file_size_limit, locked
@@ -69,7 +69,8 @@ class TinyRun:
         return newest_checkpoint(self.folder, say=self.said.append)
 
     def load(self, checkpoint: Path) -> State:
-        state = read_state(checkpoint, self.config)
+        check_settings(checkpoint, self.config)
+        state = read_state(checkpoint)
         load_tensors(checkpoint, self.policy, self.optimizer, ONE_RANK)
         return state
 
@@ -389,13 +390,13 @@ def test_of_each_tensor_only_the_first_numbers_are_read_to_identify_a_start(tmp_
     tensors = load_file(path)
     embeddings = tensors["model.embed_tokens.weight"].flatten()
     changed = {}
-    for position in (checkpoint.FIRST_NUMBERS - 1, checkpoint.FIRST_NUMBERS):
+    for position in (FIRST_NUMBERS - 1, FIRST_NUMBERS):
         numbers = embeddings.clone()
         numbers[position] += 1
         changed[position] = numbers.view_as(tensors["model.embed_tokens.weight"])
-    save_file(tensors | {"model.embed_tokens.weight": changed[checkpoint.FIRST_NUMBERS]}, path)
+    save_file(tensors | {"model.embed_tokens.weight": changed[FIRST_NUMBERS]}, path)
     assert digest_of_start(start) == digest
-    save_file(tensors | {"model.embed_tokens.weight": changed[checkpoint.FIRST_NUMBERS - 1]}, path)
+    save_file(tensors | {"model.embed_tokens.weight": changed[FIRST_NUMBERS - 1]}, path)
     assert digest_of_start(start) != digest
 
 

@@ -16,7 +16,8 @@ from prompt_r1.errors import UsageError
 from prompt_r1.model.distributed import Ranks
 from prompt_r1.programs import sealed_folders
 from prompt_r1.settings.train import TrainConfig
-from prompt_r1.training.log import Log, read_metrics, trim_run
+from prompt_r1.training.log import Log, read_metrics
+from prompt_r1.training.resume import trim_run
 from prompt_r1.training.start import open_log
 from tests.support.paths import ROOT
 from tests.support.thread_ranks import on_each_rank

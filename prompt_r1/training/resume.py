@@ -1,0 +1,172 @@
+"""Resume a run from its newest valid checkpoint, or begin a new one with step 0."""
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+
+from prompt_r1.data.sampler import digest_of
+from prompt_r1.errors import UsageError
+from prompt_r1.model.distributed import Ranks
+from prompt_r1.model.loading import model_folder
+from prompt_r1.pair.named_agent import exported_step
+from prompt_r1.programs.files import replace_file
+from prompt_r1.programs.sealed_folders import find_damage
+from prompt_r1.settings.fields import write_yaml
+from prompt_r1.training.alarms import Alarms
+from prompt_r1.training.checkpoint import State, load_tensors, newest_checkpoint, read_state
+from prompt_r1.training.log import json_line, read_metrics
+from prompt_r1.training.record import Record
+from prompt_r1.training.run import Run, repetition_note
+from prompt_r1.training.run_folder import check_settings, checkpoint_of
+
+FIRST_NUMBERS = 256  # how many numbers of each tensor `digest_of_start` covers
+# `digest_of_start` covers these files whole: they shape the model, and the text that it reads and writes.
+SHAPING_FILES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+)
+
+
+def resume_run(run: Run) -> Record:
+    """The record of a run that goes on from its newest valid checkpoint, or begins with step 0.
+
+    Called by every rank. Raises UsageError if the checkpoint belongs to another run, or if the ranks have
+    different questions.
+    """
+    config, ranks = run.config, run.ranks
+    # A new run begins with step 0, which validates the agent before training.
+    state = State(
+        open_line={"step": 0},
+        questions=digest_of(run.questions.training),
+        validation=digest_of(run.questions.validation),
+        start=ranks.on_first_rank(lambda: digest_of_start(run.start)),
+    )
+    check_same_on_all_ranks([state.questions, state.validation, digest_of(run.questions.test)], ranks)
+    alarms = Alarms(agent=config.agent, gap=run.gap_limit, own_reward=bool(config.reward))
+    record = Record(run, state, alarms)
+    found = ranks.on_first_rank(lambda: newest_checkpoint(run.folder, say=run.log.say))
+    if found is not None:
+        load_checkpoint(record, found)
+    elif note := repetition_note(config, len(run.questions.training)):
+        run.log.say(note)
+    trained, final = record.state.trained_step, record.state.final_step
+    run.log.begin_after(trained, steps=config.steps)
+    ranks.on_first_rank(lambda: trim_run(run.folder, trained=trained, final=final))
+    ranks.on_first_rank(lambda: write_yaml(config, run.folder / "config.yaml"))
+    for line in read_metrics(run.folder):
+        record.alarms.read(line)
+    return record
+
+
+def load_checkpoint(record: Record, checkpoint: Path) -> None:
+    """Let a new record go on from a checkpoint. Raises UsageError if it belongs to another run."""
+    run = record.run
+    check_settings(checkpoint, run.config)
+    saved = read_state(checkpoint)
+    check_same_origin(checkpoint, saved, record.state, run.start)
+    run.log.say(f"Resuming after step {saved.trained_step} of {run.config.steps}, from {checkpoint}")
+    record.state = saved
+    export_if_missing(record)
+    record.saved = record.state
+    load_tensors(checkpoint, run.policy, run.optimizer, run.ranks)
+    run.refresh()
+
+
+def export_if_missing(record: Record) -> None:
+    """Export the best agent if RUN/agent is not this agent. Leaves its weights in the policy.
+
+    RUN/agent is another agent if the run stopped between checkpoint and export, or if newer checkpoints are
+    damaged and it is of one of their steps. In the second case, the checkpoint of the best agent may be gone
+    too, because a newer agent had replaced it as the best. Then RUN/agent stays as it is, and the next agent
+    that is validated or saved counts as the best.
+    """
+    run, best = record.run, record.state.best
+    exported = run.ranks.on_first_rank(lambda: exported_step(run.folder / "agent"))
+    if best is None or best.step == exported:
+        return
+    checkpoint = checkpoint_of(run.folder, best.step)
+    if run.ranks.on_first_rank(lambda: find_damage(checkpoint)):
+        run.log.say(
+            f"The checkpoint of the best agent, of step {best.step}, is gone or damaged: the next agent that "
+            "is validated or saved counts as the best"
+        )
+        record.state = replace(record.state, best=None)
+        return
+    load_tensors(checkpoint, run.policy, run.optimizer, run.ranks)
+    lines = {line["step"]: line for line in read_metrics(run.folder)}
+    record.export(lines.get(best.step, {"step": best.step}))
+
+
+def trim_run(run: Path, *, trained: int, final: int) -> None:
+    """Remove what a resumed run writes again: games after step `trained`, metric lines after step `final`.
+
+    With another number of ranks the new files have other names, so the old files would stay. The games of
+    the test are removed too, because the test is played again.
+    """
+    last_kept = {"step": trained, "validation": final}
+    for path in (run / "trajectories").glob("*.jsonl"):
+        # The kind and number of step-000012-rank0.jsonl are "step" and 12. Games of the test have no number.
+        match = re.match(r"(step|validation)-(\d+)-", path.name)
+        is_later = match is not None and int(match[2]) > last_kept[match[1]]
+        if is_later or path.name.startswith("test-"):
+            path.unlink()
+    kept = [json_line(line) for line in read_metrics(run) if line["step"] <= final]
+    replace_file(run / "metrics.jsonl", "".join(kept).encode())
+
+
+def check_same_on_all_ranks(digests: Sequence[str], ranks: Ranks) -> None:
+    """Raise UsageError on every rank if the ranks have other digests of their questions.
+
+    Each rank takes its share of the questions by their numbers. So with other questions, or in another order,
+    some would be played twice and others never.
+    """
+    if any(other != digests for other in ranks.gather(digests)):
+        raise UsageError(
+            "the ranks have different questions, or the same ones in another order: a function of --data "
+            "must return the same list in each process (a set of texts has another order in each)"
+        )
+
+
+def check_same_origin(checkpoint: Path, saved: State, now: State, start: Path | str) -> None:
+    """Raise UsageError if a checkpoint was made with other questions, or from another agent, than now."""
+    if saved.questions != now.questions:
+        origin = "other questions"
+        repair = "give the data and the --val-limit that the run began with"
+    elif saved.validation != now.validation:  # EM of other questions cannot be compared.
+        origin = "other validation questions"
+        repair = "give the --val-data and the --val-limit that the run began with"
+    elif saved.start != now.start:
+        origin = f"another agent than there is now in {start}"
+        repair = "put the agent back that the run began with"
+    else:
+        return
+    raise UsageError(f"{checkpoint} was made with {origin}: {repair}, or start a new run with another --out")
+
+
+def digest_of_start(start: Path | str) -> str:
+    """Identify the agent that a run starts from, by a digest that reads little of its weights.
+
+    The digest covers the name, type, shape and first numbers of every tensor, and the SHAPING_FILES. If
+    another model replaces the model of a folder, or its configuration or tokenizer, the digest changes.
+    """
+    folder = model_folder(start)
+    digest = hashlib.sha256()
+    for name in SHAPING_FILES:
+        if (folder / name).is_file():
+            digest.update(hashlib.sha256((folder / name).read_bytes()).digest())
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:  # It maps the file, so little of it is read.
+            for name in sorted(file.keys()):
+                tensor = file.get_tensor(name)
+                digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+                first = tensor.flatten()[:FIRST_NUMBERS]
+                digest.update(first.view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
