@@ -1,4 +1,4 @@
-"""Save and resume a run bit for bit.
+"""Save a run, and load it again bit for bit.
 
 A checkpoint is a folder such as `checkpoints/step-000040/`. It holds the weights that learn and Adam's states
 (safetensors files, written by torch.distributed.checkpoint), `state.json` and `config.yaml`. Its last file,

@@ -108,7 +108,7 @@ class Record:
     def validate(self) -> dict[str, float]:
         """Play greedy games of the validation questions, and return the metrics val/*."""
         with self.run.log.phase("validation"), self.checkpoint_on_user_error():
-            return validation_metrics(self.run, name=f"validation-{self.state.trained_step:06d}")
+            return validation_metrics(self.run, step=self.state.trained_step)
 
     def note_if_best(self, metrics: Mapping[str, float]) -> bool:
         """Return whether the agent of this step is the best so far. If so, the state names it."""

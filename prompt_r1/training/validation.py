@@ -11,12 +11,12 @@ from prompt_r1.training.run import Run
 from prompt_r1.types import Question, ScoredGame, Trajectory
 
 
-def validation_metrics(run: Run, *, name: str) -> dict[str, float]:
-    """Play a greedy game of each validation question, and return the metrics val/*.
+def validation_metrics(run: Run, *, step: int) -> dict[str, float]:
+    """Play a greedy game of each validation question after a step, and return the metrics val/*.
 
-    Each rank plays its share of the games, and writes them to trajectories/NAME-rankN.jsonl.
+    Each rank plays its share of the games.
     """
-    games = play_share(run, run.agent, run.questions.validation, name=name)
+    games = play_share(run, run.agent, run.questions.validation, name=f"validation-{step:06d}")
     measured = run.ranks.gather_lists([metrics_of_game(game) for game in games])
     metrics = mean_metrics(measured)
     metrics["calls"] = float(sum(game.calls for game in measured))
