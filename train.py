@@ -61,7 +61,8 @@ def train(run: Run, record: Record) -> None:
         with run.log.phase("rollout"), record.checkpoint_on_user_error():
             trajectories_PG = run.wait_for(play_step(run, step, questions))  # a signal cancels the games
 
-        # `shared_errors`: the user's code may fail on one rank only.
+        # `shared_errors`: if the user's code fails on one rank, all ranks raise its error. (In play,
+        # `wait_for` does this.)
         with record.checkpoint_on_user_error(), ranks.shared_errors():
             # Score. A game that the environment broke has no reward.
             rewards_PG = [score_games(group, rule=run.rule, own=run.own_reward) for group in trajectories_PG]
@@ -154,8 +155,8 @@ def main(chosen: ChosenTraining) -> None:
         record = resume_run(run)  # It begins with the newest checkpoint, if there is one.
         run.interrupt.training_began = True  # From now on, a signal saves the run before it ends it.
         try:
-            # In a new run this is step 0, so the untrained agent is validated. In a resumed run it may be the
-            # last step that was trained.
+            # Finish the step whose line of metrics is still open: in a new run step 0, in which the untrained
+            # agent is validated; in a resumed run the last step that was trained, if it was not finished.
             record.finish_open_step()
             train(run, record)
             if run.questions.test:

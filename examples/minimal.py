@@ -152,8 +152,8 @@ def sample(model, games: list[Game], number: int, end: int, greedy: bool) -> lis
         else:  # The new token is where the cumulative weights exceed a random share of their sum.
             cumulative = (logits - logits.amax(-1, keepdim=True)).exp().cumsum(-1)
             uniform = torch.tensor([[generator.random()] for generator in generators])
-            # Without the last entry, searchsorted returns at most the index of the last token, also where the
-            # share is rounded up to the sum.
+            # The last entry is left out, so that a share which is rounded up to the sum still finds the last
+            # token.
             below = cumulative[:, :-1].contiguous()
             new = torch.searchsorted(below, uniform * cumulative[:, -1:], right=True)[:, 0]
         for row, token in enumerate(new.tolist()):

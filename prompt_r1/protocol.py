@@ -43,7 +43,8 @@ details → refine → check).\N{SPACE}
    <think>(final reasoning with the <interaction_response> and question)</think>
    <answer>(final answer for the question)</answer>"""
 
-# An empty reply is replaced by this text, because servers refuse empty messages. Its turn counts in eq. 12.
+# An empty reply is replaced by this text, because servers refuse empty messages. The turn is rewarded as any
+# other turn (M_t in eq. 12, reward.py).
 NO_REPLY = "(no reply)"
 CUT = " [cut]"  # This is appended to a reply if the agent reads only its beginning.
 # Encoding megabytes takes seconds. So only the first `max_tokens` × 64 characters of a reply are encoded:
@@ -132,6 +133,7 @@ class Codec:
         # `_close` is <|im_end|>, and `_reply_head` is the rest. The agent usually ends its message itself, so
         # `_close` is added only if the turn was cut off.
         before_reply = self.encoder.trusted(self.frame.between + "<interaction_response>")
+        # In some tokenizers, as in the mini agent's, the tags are added tokens. They end no message.
         self._close = closing_tokens(before_reply, tokenizer, not_ends=TAGS)
         self._reply_head = before_reply[len(self._close) :]
         self.turn_end: int = self._close[-1] if self._close else tokenizer.eos_token_id

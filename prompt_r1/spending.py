@@ -9,8 +9,9 @@ from itertools import repeat
 class Spending:
     """Calls with their tokens and dollars.
 
-    An attempt whose reply was lost may have been billed. Sums that are compared with a limit count it as one
-    call, at its estimated cost.
+    A request whose reply was lost may have been billed. What is compared with a limit (the spending of a run,
+    and of a person's question) counts it as one call, at its estimated cost. `Trajectory.spent` leaves it
+    out.
     """
 
     calls: int = 0

@@ -94,8 +94,8 @@ class Trajectory:
     turns: list[Turn] = field(default_factory=list)
     stop: Stop | None = None  # None: the game has not ended.
     error: str = ""  # What `stop` does not say, such as why the environment failed.
-    # What the replies cost. A failed call counts as one call, without tokens or dollars. The run may be
-    # charged for more: also for requests whose reply was lost.
+    # What the replies cost. A failed call counts as one call, without tokens or dollars. Requests whose reply
+    # was lost do not count, so that a resumed run that plays the game again has the same sum.
     spent: Spending = field(default_factory=Spending)
     seconds: float = 0.0  # How long the game took.
 
@@ -141,7 +141,7 @@ class ScoredGame:
 
     trajectory: Trajectory
     reward: Reward | None  # None: the environment broke the game.
-    advantage: float | None  # None: not trained on, because the game or over a quarter of its group broke.
+    advantage: float | None  # None: not trained on. The game broke, or much of its group did.
     # The game's number in its training step, over all ranks: number of the question × group size + sample.
     index: int = 0
     # A user's advantages of the turns, whose mean is `advantage`. (): all tokens have `advantage`.

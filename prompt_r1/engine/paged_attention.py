@@ -149,9 +149,9 @@ def _sequence_by_sequence(
     """Attend with one call of torch's SDPA for each sequence, on any device. (T, H, D) → (T, H, D)."""
     pool = batch.pool
     kv_heads = pool.keys.shape[3]
-    # (new tokens, Hkv, G, D) for each sequence: G query heads share a key head. With one new token, this is
-    # the form (batch, heads, queries, D) that SDPA takes: a batch of one, in which the G query heads are G
-    # queries of their key head. So no key is copied for each query head, which would be far slower on a CPU.
+    # G query heads share a key head. With one new token, they are passed to SDPA as G queries of one head, so
+    # no key is copied for each of them, which would be far slower on a CPU. The shape of a sequence's part,
+    # (new tokens, Hkv, G, D), is then SDPA's (batch, heads, queries, D).
     grouped = query.unflatten(1, (kv_heads, -1)).split(batch.counts)
     outs: list[Tensor] = []
     parts = zip(batch.sequences, batch.counts, batch.host_lengths, batch.first_blocks, grouped, strict=True)

@@ -151,7 +151,8 @@ class Scheduler:
         for sequence in self._cached:
             if longest == len(prefix):
                 break  # No sequence can share more.
-            # A sequence that shares more has the same token here. Most have not, and need no search.
+            # To share more than `longest` tokens, a sequence must have the same token at this position. Most
+            # have not, and need no search.
             if sequence.tokens[longest : longest + 1] == [prefix[longest]]:
                 shared = common_prefix_length(sequence.tokens, prefix)
                 if shared > longest:
@@ -237,8 +238,8 @@ class Scheduler:
     def _victims(self, job: Job, keep: TokenSequence | None) -> list[TokenSequence]:
         """The sequences that a job may evict, in the order in which they are evicted.
 
-        Sequences that are newer than the job's come first. Older ones follow only if no other job runs. Among
-        the newer and among the older ones, those that do not run come first, and then the newest.
+        Sequences that are newer than the job's come first: those that do not run, then those that run, each
+        from the newest on. The older ones follow, from the newest on, only if no other job runs.
         """
         running = {other.sequence for other in self.running}
         candidates = self._cached - {job.sequence, keep}

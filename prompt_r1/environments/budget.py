@@ -74,7 +74,7 @@ class Budget:
     def __init__(
         self, *, max_calls: int = 0, max_usd: float = 0.0, spent: Spending | None = None, ranks: int = 1
     ) -> None:
-        self.before = self.spent = spent or Spending()
+        self.before = self.spent = spent or Spending()  # `before` stays: what earlier processes spent.
         self.max_calls = max_calls
         self.max_usd = max_usd
         self._ranks = ranks
@@ -128,7 +128,7 @@ class Bill:
 
     max_usd: float = math.inf  # No request starts that may take `charged_usd` above this limit.
     charged_usd: float = 0.0  # what the requests may have cost, also those whose reply was lost
-    # What the replies cost, also those from the journal, with a call for each failed one: see environment.py.
+    # What the replies cost, also replies from the journal; a failed call adds one call. See environment.py.
     reply_cost: Spending = field(default_factory=Spending)
 
     def check(self, estimate: Spending) -> None:

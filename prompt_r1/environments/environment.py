@@ -289,7 +289,9 @@ class Environment:
                 cost = Spending()
             raise
         except Refused:
-            cost = Spending(calls=1)  # It is free. But unlike after Busy, the call is over, so it counts.
+            # A refused request is free. But it ends the call, which counts as one. (After Busy, another
+            # request follows, and that one counts.)
+            cost = Spending(calls=1)
             raise
         finally:
             if cost is cost_if_lost:

@@ -104,7 +104,8 @@ async def in_daemon_thread(call: Callable[[], object]) -> object:
     thread from another call, and the program does not wait for it at its end, as it would with a pool.
     """
     result: Future[object] = Future()
-    result.set_running_or_notify_cancel()  # From now on it cannot be cancelled, so it takes a result.
+    # Marked as running, the future cannot be cancelled. A cancelled one would take no result.
+    result.set_running_or_notify_cancel()
 
     def run() -> None:
         try:

@@ -13,9 +13,9 @@ from prompt_r1.types import Message
 # The fields of a request that limit the tokens of its reply: OpenAI's newer models take only the second.
 REPLY_LIMITS = ("max_tokens", "max_completion_tokens")
 
-# No request of a call begins later than this many seconds after the call began. A request that begins in time
-# has its whole `timeout`. A game of five turns makes up to four calls, which together must take less than the
-# hour that the other ranks wait for a rank (`start_ranks`).
+# No request of a call begins later than this many seconds after the call got its slot. A request that begins
+# in time has its whole `timeout`. A game of five turns makes up to four calls, which together must take less
+# than the hour that the other ranks wait for a rank (`start_ranks`).
 CALL_DEADLINE = 600.0
 
 
@@ -86,8 +86,8 @@ class Source(ABC):
 
     name: str
     parameters: Mapping[str, object]
-    # Whether replies are sampled. If so, games share none. The keys of the journal depend on it, so it never
-    # changes.
+    # Whether replies are sampled. If so, each game gets replies of its own. The keys of the journal depend on
+    # it, so it never changes.
     samples: bool
     reply_limit: int | None = None  # the most tokens of a reply; None: nothing limits them
     timeout: float | None = None  # the longest time of an attempt, in seconds; None: no limit

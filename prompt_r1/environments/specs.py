@@ -60,9 +60,11 @@ def kind_of_environment(name: str) -> Kind:
 def trusted_names(*, typed: Iterable[str], opened: Iterable[str]) -> Collection[str]:
     """The names that the user trusts. `typed` are the SPECs on the command line, `opened` all of the run.
 
-    A SPEC in a file may come from anyone, so only names on the command line are trusted. Code
-    (py:MODULE:NAME) is then imported, and a server (MODEL@URL) gets OPENAI_API_KEY. But if the run also opens
-    a MODEL without URL, which always gets the key, the key is meant for it, and no MODEL@URL gets it.
+    A SPEC in a file may come from anyone, so only names on the command line are trusted:
+
+        py:MODULE:NAME  is imported if it is trusted
+        MODEL@URL       gets OPENAI_API_KEY if it is trusted, unless the run also opens a MODEL without URL.
+                        Then the key belongs to that one, which always gets it
     """
     trusted = _names_in(typed)
     if any(kind_of_environment(name) == "model" for name in _names_in(opened)):

@@ -49,7 +49,8 @@ def keep_settings(evaluation: Evaluation) -> None:
     folder = evaluation.folder
     kept = contents_of(folder)
     dependencies = dependencies_of(evaluation)
-    # The tables also show what an earlier command asked, below the names of its agents.
+    # The tables also show the answers of earlier commands. So their agents may not have changed either, even
+    # if no method of this command depends on the files of these agents.
     for agent in evaluation.agents.values():
         name = f"digest of {agent.path}"
         if name in kept and name not in dependencies:
@@ -85,8 +86,8 @@ def files_of(evaluation: Evaluation) -> dict[str, Path]:
     """The files and folders on this machine that the answers depend on, by their names.
 
     They are the question files that prepare methods, and the environments and agents in this process. An
-    agent has the name that the user gave: `mini`, `smollm2` and a GGUF file get a folder with another name
-    when they change.
+    agent has the name that the user gave, and not the name of its folder: when `mini`, `smollm2` or a GGUF
+    file changes, it gets another folder, and the change would not be noticed.
     """
     config = evaluation.config
     data = (*config.train_data, *config.val_data)

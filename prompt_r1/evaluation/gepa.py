@@ -7,8 +7,8 @@ best mean validation score wins.
 
 Calls: the seed prompt, and each child that joins the pool, take one call per validation question. An
 iteration makes 6 calls of the environment and 1 of the optimiser; if the parent is perfect, only 3 of the
-environment. As in the original, no iteration begins after 150 calls of the environment, but the last
-iteration may exceed this number. A limit of the user (--optimize-calls) is never exceeded.
+environment. With a limit of calls (--optimize-calls), iterations go on as long as they stay within it.
+Without one (0), no iteration begins after 150 calls of the environment, as in the original.
 """
 
 import itertools

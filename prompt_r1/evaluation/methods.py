@@ -34,7 +34,7 @@ from prompt_r1.evaluation.searches import Algorithm, RequestFields
 from prompt_r1.evaluation.textgrad import TEXTGRAD
 from prompt_r1.types import Question
 
-Ask = Callable[[Environment, str, Question, int], Awaitable[Prediction]]
+AskOnce = Callable[[Environment, str, Question, int], Awaitable[Prediction]]
 """Asks an environment: the request for the answer, the question and its repeat → a prediction."""
 
 
@@ -42,7 +42,7 @@ Ask = Callable[[Environment, str, Question, int], Awaitable[Prediction]]
 class Method:
     """How a method answers, and what it needs. It has an `ask`, an `algorithm` or an `agent`."""
 
-    ask: Ask | None = None  # asks the environment without an agent, and without a search
+    ask: AskOnce | None = None  # asks the environment without an agent, and without a search
     algorithm: Algorithm | None = None  # searches for the prompt of each dataset
     # "trained": the agent of --agent; "start": the model from which the training of this agent started;
     # "grpo": the agent of --grpo-agent.

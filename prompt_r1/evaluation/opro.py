@@ -1,12 +1,12 @@
 """`opro` (Yang et al. 2023): a model improves scored instructions.
 
-In each of 200 steps the optimiser writes 8 new instructions, and each is scored on 261 training questions.
+In each step the optimiser writes 8 new instructions, and each is scored on 261 training questions.
 The optimiser sees the best 20 instructions with a score of at least 30 %, in rising order, and three training
 questions. The instruction with the best training score wins.
 
 Calls: a step makes 8 calls of the optimiser. The seed prompt and each new instruction take one call of the
-environment per training question. With a limit of calls, the search ends when no more instruction can be
-scored.
+environment per training question. With a limit of calls (--optimize-calls), the search ends when no more
+instruction can be scored; without one (0), after 200 steps.
 """
 
 import random

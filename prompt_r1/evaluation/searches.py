@@ -94,8 +94,8 @@ class PromptSearch:
         """Whether to take another step.
 
         `step_calls` is the most calls that a step makes until it has scored its first new prompt. With a
-        limit of calls, the search goes on while the limit allows so many more. Without a limit, it ends when
-        the authors' code ends (`authors_stop`).
+        limit of calls, the search goes on while the limit allows so many more, also beyond the authors'
+        number of steps. Without a limit, it ends when the authors' code ends (`authors_stop`).
         """
         if not self.may_call(step_calls):
             return False
@@ -186,7 +186,7 @@ def names_of_searches(datasets: Sequence[str], data: Data) -> list[str]:
 
 
 def text_between(text: str, opening: str, closing: str) -> str:
-    """The text in the last pair of `opening` and `closing`; "" if no pair is there, or an opening follows it.
+    """The text in the last pair of `opening` and `closing`; "" if none is there, or the last is not closed.
 
     The last pair counts, because a model may write about the tags before its proposal.
     """

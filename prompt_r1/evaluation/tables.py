@@ -157,8 +157,8 @@ class PaperTable:
 
     results: Results
     systems: Sequence[System]  # the columns
-    # The paper's numbers for this environment stand below systems that have no environment of their own. In
-    # Table 5 all systems have one.
+    # A system without an environment of its own, such as sft, is compared with the paper's numbers for this
+    # environment. In Table 5 all systems have one.
     environment: str
     trained_with: Mapping[str, str]  # agent → the environment of its training
 

@@ -1,9 +1,12 @@
 """`textgrad` (Yuksekgonul et al. 2024): a model criticises and rewrites the prompt.
 
-There are 3 epochs of 4 updates, and each update uses 3 training questions. An update makes 3 calls of the
-environment and 7 of the optimiser: two for each question (criticism of the answer, then of the prompt), and
-one to rewrite the prompt. The new prompt is kept if it scores at least as high on the validation questions.
-To score a prompt takes one call for each validation question. The seed prompt is scored once, too.
+Each update uses 3 training questions. It makes 3 calls of the environment and 7 of the optimiser: two for
+each question (criticism of the answer, then of the prompt), and one to rewrite the prompt. The new prompt is
+kept if it scores at least as high on the validation questions. To score a prompt takes one call for each
+validation question. The seed prompt is scored once, too.
+
+With a limit of calls (--optimize-calls), updates go on as long as they stay within it. Without one (0), there
+are 3 epochs of 4 updates.
 """
 
 import random

@@ -112,7 +112,7 @@ def mini_agent(seed: int, cache_dir: Path | str, *, build: Callable[[int], MiniA
             parts = build(seed)
         finally:
             torch.set_num_threads(threads)
-        logging.disable_progress_bar()  # It would end the work where nobody reads stderr.
+        logging.disable_progress_bar()  # Where nobody reads stderr, it would raise BrokenPipeError.
         for part in parts:
             part.save_pretrained(new_folder)
 

@@ -38,7 +38,7 @@ OPPOSITE = {"yes": "no", "no": "yes"}
 NEARBY = [*range(-9, 0), *range(1, 10)]  # the differences between a wrong and the right result
 ANSWER_ONLY = re.compile(r"\s*answer only[.!]?\s*$", re.IGNORECASE)
 # The second request of chain of thought begins with these words (evaluation/ask_once.py).
-ASKS_FOR_ANSWER_BEFORE = "therefore, the answer is"
+REQUEST_OF_COT = "therefore, the answer is"
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class MiniEnvironment:
     async def ask(self, messages: list[Message]) -> str:
         """Reply to the last user message."""
         prompts = [message["content"] for message in messages if message["role"] == "user"]
-        if len(prompts) > 1 and prompts[-1].lower().startswith(ASKS_FOR_ANSWER_BEFORE):
+        if len(prompts) > 1 and prompts[-1].lower().startswith(REQUEST_OF_COT):
             before = self.reply(prompts[-2])
             return before.value or before.text
         return self.reply(prompts[-1]).text

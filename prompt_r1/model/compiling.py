@@ -21,8 +21,9 @@ INDUCTOR: Mapping[str, Any] = {
     "backend": "inductor",
     # A fused kernel rounds to 16 bits after each operation, as separate kernels do.
     "options": {"emulate_precision_casts": True},
-    # All norms of a process share one compiled function. It has a variant for each dtype of weights and each
-    # number of dimensions, with and without gradients, and for one token. By default, torch stops after 8.
+    # All norms of a process share one compiled function. It is compiled anew for each dtype of weights and
+    # each number of dimensions, with and without gradients, and once more for rows of one token. By default,
+    # torch stops after 8 times.
     "recompile_limit": 64,
 }
 

@@ -42,8 +42,9 @@ def limit_threads(threads: int = 0, *, ranks: int = 1) -> None:
 def memory_left(device: torch.device) -> int:
     """The bytes that this process can still allocate on a device.
 
-    On a GPU, room is kept for the next update: this is what the process can have in all, minus its peak since
-    `forget_peak`. A training therefore takes its memory in this order:
+    On a GPU, room is kept for the next update. So the peak since `forget_peak`, which the update needs again,
+    is subtracted from all that the process can have, and not what is in use now. A training therefore takes
+    its memory in this order:
 
         1. load_policy       forgets the peak of earlier models, and loads the weights
         2. make_optimizer    makes the states of AdamW

@@ -218,7 +218,7 @@ def load(
     check_number("temperature", temperature, NOT_NEGATIVE)
     named = resolve_agent(config.agent)
     if isinstance(env, str):
-        # `env_args` is the only argument that would otherwise come from the agent's training.
+        # Of the settings that a pair takes from the agent's training, only env_args is an argument of `load`.
         chosen = choose_pair(config, ["env_args"] if env_args else [], named)
     else:
         chosen = ChosenPair(named, config, own=env)

@@ -41,8 +41,8 @@ class NamedAgent:
 
     def built(self) -> "NamedAgent":
         """The agent with its folder or hub id: `mini` is built and a GGUF file converted, if necessary."""
-        # A training starts from the `mini` of its own seed. The `mini` that a user names has the seed of its
-        # preset, 0. The --seed of infer.py and evaluate.py chooses no agent.
+        # `config.seed` is the seed of the training, or 0 for a `mini` that the user names. (The --seed of
+        # infer.py and evaluate.py chooses the world, not the agent.)
         return replace(self, path=make_agent(str(self.path), self.config.seed))
 
     def describe(self, *, environment: str, seed: int) -> str:

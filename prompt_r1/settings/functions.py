@@ -142,7 +142,7 @@ def import_metric(name: str) -> Callable[[str, Question], float]:
         with user_code(what):
             returned = function(answer, question)
         value = _number_of(returned)
-        if not 0 <= value <= 1:  # Wilson's interval needs a rate. This is true for NaN.
+        if not 0 <= value <= 1:  # Wilson's interval needs a rate. NaN is none.
             raise UsageError(f"{what} returned {reprlib.repr(returned)}, not a number from 0 to 1")
         return value
 

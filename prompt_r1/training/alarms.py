@@ -124,7 +124,7 @@ def described(metric: str, value: float, before: Sequence[float]) -> str:
 
 
 def has_halved(now: float, before: Sequence[float]) -> bool:
-    """Whether a share is less than half of its highest value before. A highest value up to 0.2 is too low."""
+    """Whether a share is less than half of its highest value before, if that was above 0.2."""
     return max(before) > 0.2 and now < 0.5 * max(before)
 
 

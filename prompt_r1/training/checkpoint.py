@@ -90,8 +90,8 @@ def save_checkpoint(
 def _file_numbers(tensors: dict[str, Tensor], ranks: Ranks) -> dict[str, int]:
     """Return the number of each tensor's file, from 1. A file has about FILE_BYTES.
 
-    If tensors are sharded, each rank writes its shards to files of its own. Each number then stands for a
-    file of every rank, together FILE_BYTES times the number of ranks. (`nbytes` counts all shards.)
+    If tensors are sharded, each rank writes its shards to a file of its own for each number. `nbytes` counts
+    the shards of all ranks, so a number has FILE_BYTES for each rank.
     """
     writers = 1 if ranks.mesh is None else ranks.count
     numbers = {}

@@ -69,10 +69,10 @@ class Record:
 
         The order makes it safe to stop anywhere in here:
 
-        - Logged before saved: a checkpoint never names a line that is not there. A resumed run removes a line
-          that its checkpoint does not name, and writes it again.
-        - Saved before exported: RUN/agent never has an agent that no checkpoint names. A resumed run exports
-          the agent that its checkpoint names, if it is not there.
+        - Logged before saved: the lines that a checkpoint calls final are in metrics.jsonl. A resumed run
+          removes all later lines, and writes them again.
+        - Saved before exported: RUN/agent is never an agent that the checkpoints do not know. A resumed run
+          exports the best agent of its checkpoint, if it is not there.
         - Saved before a signal stops the run: the resumed run does not repeat the step.
         """
         run, config, log = self.run, self.run.config, self.run.log

@@ -81,12 +81,14 @@ def load_checkpoint(record: Record, checkpoint: Path) -> None:
 
 
 def export_if_missing(record: Record) -> None:
-    """Export the best agent if RUN/agent is not this agent. Leaves its weights in the policy.
+    """Export the best agent if RUN/agent is another one. Leaves the best agent's weights in the policy.
 
-    RUN/agent is another agent if the run stopped between checkpoint and export, or if newer checkpoints are
-    damaged and it is of one of their steps. In the second case, the checkpoint of the best agent may be gone
-    too, because a newer agent had replaced it as the best. Then RUN/agent stays as it is, and the next agent
-    that is validated or saved counts as the best.
+    RUN/agent is another one in two cases:
+
+    - The run stopped between checkpoint and export.
+    - RUN/agent is newer than the checkpoint, because newer checkpoints are damaged. Then the checkpoint of
+      the best agent may be gone: it was removed when the newer agent became the best. If so, RUN/agent stays
+      as it is, and the next agent that is validated or saved counts as the best.
     """
     run, best = record.run, record.state.best
     exported = run.ranks.on_first_rank(lambda: exported_step(run.folder / "agent"))
@@ -106,10 +108,11 @@ def export_if_missing(record: Record) -> None:
 
 
 def trim_run(run: Path, *, trained: int, final: int) -> None:
-    """Remove what a resumed run writes again: games after step `trained`, metric lines after step `final`.
+    """Remove what a resumed run writes again.
 
-    With another number of ranks the new files have other names, so the old files would stay. The games of
-    the test are removed too, because the test is played again.
+    Games of training are removed after step `trained`, games of validation and lines of metrics after
+    `final`. With another number of ranks the new files have other names, so the old files would stay. The
+    games of the test are removed too, because the test is played again.
     """
     last_kept = {"step": trained, "validation": final}
     for path in (run / "trajectories").glob("*.jsonl"):

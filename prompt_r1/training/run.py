@@ -116,7 +116,7 @@ class Run:
         """The log-probabilities (N,) of the agent's tokens under the reference; None if there is none."""
         if self.reference is None:
             return None
-        # With adapters, the reference is the policy itself. Without adapters, nothing is removed.
+        # With LoRA, the reference is the policy without its adapters. Otherwise there is nothing to remove.
         with adapters_removed(self.reference.model):
             return self.reference(packed).logprobs
 
