@@ -13,6 +13,8 @@ from operator import eq
 
 from prompt_r1.normalise import normalise, plain_characters
 
+AROUND = " .,:;!?()[]{}*_\"'`"  # marks that may stand around an answer; no signs and operators
+
 
 def exact_match(prediction: str, answers: Sequence[str]) -> float:
     """1 if the prediction equals a gold answer, else 0."""
@@ -43,10 +45,10 @@ def _best(metric: Callable[[str, str], float], prediction: str, answers: Sequenc
 
 
 def _is_the_same_text(prediction: str, gold: str) -> bool:
-    """Whether two texts are equal but for case and typographic forms. Empty texts are not."""
-    said = plain_characters(prediction).strip().casefold()
-    meant = plain_characters(gold).strip().casefold()
-    return meant != "" and said == meant
+    """Whether two texts are equal but for case, typography and the marks around them. Empty texts are not."""
+    said, meant = (plain_characters(text).strip().casefold() for text in (prediction, gold))
+    # "(A)" is "a". But "$" is only marks, and stays.
+    return meant != "" and (said.strip(AROUND) or said) == (meant.strip(AROUND) or meant)
 
 
 def _contains(predicted: str, wanted: str) -> bool:

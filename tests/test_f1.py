@@ -271,12 +271,20 @@ def test_an_empty_prediction_scores_zero(empty: str, gold: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("gold", "right", "wrong"), [("a", "A ", "an"), ("$", "＄", "a"), ("The", "the", ""), ("...", "…", "..")]
+    ("gold", "right", "wrong"),
+    [
+        ("a", "A ", "an"),
+        ("A", "(A)", "-A"),
+        ("a", "**A**.", "the"),
+        ("$", "＄", "a"),
+        ("The", "the", ""),
+        ("...", "…", ".."),
+    ],
 )
 def test_a_gold_answer_of_which_normalisation_leaves_nothing_is_matched_by_the_same_text(
     gold: str, right: str, wrong: str
 ) -> None:
-    """MathQA has the gold answer "a", MuSiQue "$": no prediction could be right."""
+    """MathQA has the gold answer "a", MuSiQue "$": nothing was right, and then "A" was, but "(A)" was not."""
     assert exact_match(right, [gold]) == substring_match(right, [gold]) == f1(right, ["x", gold]) == 1
     assert exact_match(wrong, [gold]) == substring_match(wrong, [gold]) == f1(wrong, [gold]) == 0
     assert f1(f"it is {gold}", [gold]) == 0
