@@ -22,7 +22,7 @@ from prompt_r1.training.checkpoint import State, load_tensors, newest_checkpoint
 from prompt_r1.training.log import json_line, read_metrics
 from prompt_r1.training.record import Record
 from prompt_r1.training.run import Run, repetition_note
-from prompt_r1.training.run_folder import check_settings, checkpoint_of
+from prompt_r1.training.run_folder import TEST_FILE, check_settings, checkpoint_of
 
 FIRST_NUMBERS = 256  # how many numbers of each tensor `digest_of_start` covers
 # `digest_of_start` covers these files whole: they shape the model, and the text that it reads and writes.
@@ -112,7 +112,7 @@ def trim_run(run: Path, *, trained: int, final: int) -> None:
 
     Games of training are removed after step `trained`, games of validation and lines of metrics after
     `final`. With another number of ranks the new files have other names, so the old files would stay. The
-    games of the test are removed too, because the test is played again.
+    games and the table of the test are removed too, because the test is played again.
     """
     last_kept = {"step": trained, "validation": final}
     for path in (run / "trajectories").glob("*.jsonl"):
@@ -123,6 +123,7 @@ def trim_run(run: Path, *, trained: int, final: int) -> None:
             path.unlink()
     kept = [json_line(line) for line in read_metrics(run) if line["step"] <= final]
     replace_file(run / "metrics.jsonl", "".join(kept).encode())
+    (run / TEST_FILE).unlink(missing_ok=True)
 
 
 def check_same_on_all_ranks(digests: Sequence[str], ranks: Ranks) -> None:

@@ -18,6 +18,7 @@ from prompt_r1.programs import sealed_folders
 from prompt_r1.settings.train import TrainConfig
 from prompt_r1.training.log import Log, read_metrics
 from prompt_r1.training.resume import trim_run
+from prompt_r1.training.run_folder import TEST_FILE
 from prompt_r1.training.start import open_log
 from tests.support.paths import ROOT
 from tests.support.thread_ranks import on_each_rank
@@ -72,6 +73,13 @@ def test_the_games_of_later_steps_are_removed_whatever_rank_played_them(tmp_path
         (folder / f"{name}.jsonl").touch()
     trim_run(tmp_path, trained=2, final=1)
     assert sorted(path.stem for path in folder.iterdir()) == sorted(kept)
+
+
+def test_a_run_that_goes_on_after_its_test_no_longer_shows_the_test_of_the_earlier_agent(tmp_path):
+    """A bug: the reports of a finished run that got more --steps had the old table beside the new curves."""
+    (tmp_path / TEST_FILE).write_text("| trained agent | 0.5 |")
+    trim_run(tmp_path, trained=2, final=1)
+    assert not (tmp_path / TEST_FILE).exists()
 
 
 def test_the_seconds_of_a_phase_add_up_until_they_are_logged(tmp_path):
