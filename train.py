@@ -26,7 +26,6 @@ if __name__ == "__main__":  # Show --help and usage errors before the imports be
     begin_imports()
 
 import torch
-from torch import Tensor
 
 from prompt_r1.errors import Resumable
 from prompt_r1.evaluation.after_training import compare_on_test
@@ -57,24 +56,25 @@ def train(run: Run, record: Record) -> None:
         # Play. `questions` maps the number of a question in the step to the question. This rank has P of
         # them, and plays G games of each (trajectories_PG: a list of P groups, each with G trajectories).
         questions = run.questions.of_rank(step, ranks)
-        # (If the user's code fails in play, score or compare, the run is saved before it ends.)
-        with run.log.phase("rollout"), record.checkpoint_on_user_error():
-            trajectories_PG = run.wait_for(play_step(run, step, questions))  # a signal cancels the games
+        # If the user's code fails in play, score or compare, the run is saved before it ends.
+        with record.checkpoint_on_user_error():
+            with run.log.phase("rollout"):
+                trajectories_PG = run.wait_for(play_step(run, step, questions))  # a signal cancels the games
 
-        # `shared_errors`: if the user's code fails on one rank, all ranks raise its error. (In play,
-        # `wait_for` does this.)
-        with record.checkpoint_on_user_error(), ranks.shared_errors():
-            # Score. A game that the environment broke has no reward.
-            rewards_PG = [score_games(group, rule=run.rule, own=run.own_reward) for group in trajectories_PG]
+            with ranks.shared_errors():  # An error on one rank is raised on all. (`wait_for` does so itself.)
+                # Score. A game that the environment broke has no reward.
+                rewards_PG = [
+                    score_games(group, rule=run.rule, own=run.own_reward) for group in trajectories_PG
+                ]
 
-            # Compare. The advantage of a game is its distance from the other games of its question.
-            games_PG = compare_games(
-                trajectories_PG,
-                rewards_PG,
-                numbers=list(questions),  # the numbers of this rank's questions
-                standardise=config.advantage == "standardised",
-                own=run.own_advantages,
-            )
+                # Compare. The advantage of a game is its distance from the other games of its question.
+                games_PG = compare_games(
+                    trajectories_PG,
+                    rewards_PG,
+                    numbers=list(questions),  # the numbers of this rank's questions
+                    standardise=config.advantage == "standardised",
+                    own=run.own_advantages,
+                )
 
         # Learn. Each mini-batch is one optimiser step, computed as a list of micro-batches. A signal does not
         # interrupt the update.
@@ -85,13 +85,14 @@ def train(run: Run, record: Record) -> None:
             stats = UpdateStats()
             mini_batches = run.mini_batches(games_PG)
             # π_old of the later mini-batches is measured before the weights move.
-            later_old = [logprobs_of(policy, micro_batches) for micro_batches in mini_batches[1:]]
-            for number, micro_batches in enumerate(mini_batches):
+            for micro_batches in mini_batches[1:]:
+                measure_old(policy, micro_batches)
+            for micro_batches in mini_batches:
                 # FSDP forwards are collective: every rank has equally many micro-batches.
-                for index, batch in enumerate(micro_batches):
+                for batch in micro_batches:
                     output = policy(batch.packed)
                     # In the first mini-batch the weights have not moved: its own forward is π_old.
-                    old = output.logprobs.detach() if number == 0 else later_old[number - 1][index]
+                    old = output.logprobs.detach() if batch.old is None else batch.old
                     # The reference is the frozen start. With kl_coef 0 there is none, and `grpo_loss`
                     # measures the KL to π_old.
                     reference = run.reference_logprobs(batch.packed)
@@ -108,14 +109,15 @@ def train(run: Run, record: Record) -> None:
 
 
 @torch.no_grad()
-def logprobs_of(policy: Policy, batches: Sequence[Batch]) -> list[Tensor]:
-    """Log π_old (N,) of the N agent tokens of each micro-batch. Called by every rank.
+def measure_old(policy: Policy, batches: Sequence[Batch]) -> None:
+    """Measure log π_old (N,) of the N agent tokens of each micro-batch. Called by every rank.
 
     Why not the engine's log-probabilities? In float32 they are almost the same, but their last bits depend on
     which games decoded at the same time. With an environment behind a network, that differs from run to run,
     and no run could be repeated exactly.
     """
-    return [policy(batch.packed).logprobs for batch in batches]
+    for batch in batches:
+        batch.old = policy(batch.packed).logprobs
 
 
 async def play_step(run: Run, step: int, questions: Mapping[int, Question]) -> list[list[Trajectory]]:

@@ -57,14 +57,15 @@ async def play(
         assert action.prompt, "a turn without a prompt ends the game"
         history.append({"role": "user", "content": action.prompt})
         start = time.perf_counter()
+        reply = None
         try:
             reply = await ask(history)
         except EnvError as error:
-            trajectory.turns.append(Turn(text, action, reply=None, latency=time.perf_counter() - start))
             trajectory.stop = "env_error"
             trajectory.error = str(error)
-            break
         trajectory.turns.append(Turn(text, action, reply, latency=time.perf_counter() - start))
+        if reply is None:
+            break
         shown = shown_reply(reply)
         history.append({"role": "assistant", "content": shown})
         context = codec.reply(shown, after=trajectory.tokens[-1], max_tokens=settings.max_reply_tokens)

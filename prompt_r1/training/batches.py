@@ -20,7 +20,7 @@ from prompt_r1.training.row_plans import by_opening, divide
 from prompt_r1.types import ScoredGame, Trajectory
 
 
-@dataclass(frozen=True)
+@dataclass
 class Batch:
     """A micro-batch with N agent tokens. `LossColumns` explains its tensors."""
 
@@ -29,6 +29,8 @@ class Batch:
     advantages: Tensor
     weights: Tensor
     game: Tensor  # (N,) int64
+    # (N,) log π_old. None: the weights have not moved since the games, so the policy itself is π_old.
+    old: Tensor | None = None
 
     def columns(self, *, old: Tensor, reference: Tensor | None) -> LossColumns:
         """What the loss reads, with the log-probabilities of π_old and π_ref."""
