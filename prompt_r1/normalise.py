@@ -2,7 +2,7 @@
 
 SQuAD's rules, which the paper's release uses (evaluation/official.py), drop all punctuation. They were made
 for names. In mathematics they make wrong answers right: "-5" equals "5", "1/2" equals "12", and "2x+3" equals
-"2x-3". The rules here (`RULES`) keep the point of a number, and the operators - + / = ^ < > ≤ ≥ ≠ without the
+"2x-3". The rules here (`STEPS`) keep the point of a number, and the operators - + / = ^ < > ≤ ≥ ≠ without the
 blanks around them. After a word, the blank before a sign stays, and a dash between blanks is dropped:
 
     x = - 5               x=-5
@@ -36,7 +36,7 @@ def normalise(text: str) -> str:
     for typed, plain in SPELLINGS.items():
         text = text.replace(typed, plain)
     text = " ".join(text.split())
-    for pattern, replacement in RULES:
+    for pattern, replacement in STEPS:
         text = re.sub(pattern, replacement, text)
     return " ".join(text.split())
 
@@ -55,7 +55,7 @@ MARK = rf"(?:(?![-+/=^<>]|{POINT}|(?<=\w)#)[{re.escape(string.punctuation)}])"
 OPENING = r"[ ({\[]*"  # the blanks and opening brackets after an operator
 
 # Each pattern is replaced everywhere, in this order. The text is in lower case and has single blanks.
-RULES = (
+STEPS = (
     # Marks at or in a word: it's → its, 9 a.m. - 5 p.m. → 9 am - 5 pm
     (rf"(?<={LETTER})[.!?\"]+|(?<={LETTER})'(?={LETTER})", ""),
     # Thousands: 1,234 → 1234 and, as written in India, 1,00,000 → 100000, but not 1,23.

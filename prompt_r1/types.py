@@ -46,7 +46,7 @@ class Question:
 
 @dataclass(frozen=True)
 class GameSettings:
-    """The rules of a game: how long the agent may play."""
+    """The limits of a game: how long the agent may play."""
 
     max_turns: int = 5
     max_new: int = 1024  # The most new tokens in a turn.

@@ -314,7 +314,7 @@ def test_the_best_gold_answer_counts() -> None:
 
 
 def test_the_table_of_the_strict_rules_holds() -> None:
-    lines = re.findall(r"^    (\S.*)$", sys.modules["prompt_r1.normalise"].__doc__.split("`RULES`")[1], re.M)
+    lines = re.findall(r"^    (\S.*)$", sys.modules["prompt_r1.normalise"].__doc__.split("`STEPS`")[1], re.M)
     for line in lines:
         text, normal_form = re.split(r"  +", line)[:2]
         assert normalise(text) == normal_form

@@ -29,7 +29,7 @@ MAX_MEAN_CHARACTERS_PER_TOKEN = 16
 
 
 class Agent:
-    """An agent that is ready to play: its weights in a policy, its tokenizer in a codec, and its rules."""
+    """An agent that is ready to play: its weights in a policy, its tokenizer in a codec, and its game."""
 
     def __init__(self, policy: Policy, codec: Codec, game: GameSettings) -> None:
         self.policy = policy
@@ -165,9 +165,9 @@ async def play_question(
             splitter.add_reply(reply.text)
         return reply.text
 
-    rules = agent.game
+    settings = agent.game
     if limits.turns is not None:
-        rules = replace(rules, max_turns=min(limits.turns, rules.max_turns))
+        settings = replace(settings, max_turns=min(limits.turns, settings.max_turns))
     try:
         async with asyncio.timeout(limits.seconds) as deadline:
             with agent.engine.new_sequence() as sequence:
@@ -178,7 +178,7 @@ async def play_question(
                     top_p=sampling.top_p,
                     watch=None if splitter is None else splitter.add_token,
                 )
-                trajectory = await play(question, generate, ask, agent.codec, rules, seed=sampling.seed)
+                trajectory = await play(question, generate, ask, agent.codec, settings, seed=sampling.seed)
     except TimeoutError:
         if not deadline.expired():  # A network disk that is gone raises TimeoutError too (ETIMEDOUT).
             raise
