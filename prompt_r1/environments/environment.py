@@ -296,15 +296,25 @@ class Environment:
         finally:
             if cost is cost_if_lost:
                 member.counts["lost"] += 1
-            if reply is None:
-                member.counts["failed_requests"] += 1
-            else:
-                member.counts["tokens_in"] += reply.tokens_in
-                member.counts["tokens_out"] += reply.tokens_out
-            call.bill.charged_usd += cost.usd
-            self.budget.settle(estimate, cost)
-            prompt = messages[-1]["content"]
-            self.journal.end(number, call.key, cost, reply, source=member.source.name, prompt=prompt)
+            self._charge(call, number, estimate, cost, reply)
+
+    def _charge(
+        self, call: Call, number: int, estimate: Spending, cost: Spending, reply: Reply | None
+    ) -> None:
+        """Charge bill, budget and journal with the cost of a request, which has a number in the journal.
+
+        The journal comes last, because a full disk must not leave the reservation in the budget.
+        """
+        member = call.member
+        if reply is None:
+            member.counts["failed_requests"] += 1
+        else:
+            member.counts["tokens_in"] += reply.tokens_in
+            member.counts["tokens_out"] += reply.tokens_out
+        call.bill.charged_usd += cost.usd
+        self.budget.settle(estimate, cost)
+        prompt = call.messages[-1]["content"]
+        self.journal.end(number, call.key, cost, reply, source=member.source.name, prompt=prompt)
 
     async def close(self) -> None:
         """Close the connections. Another call opens new ones."""
