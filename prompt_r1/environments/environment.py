@@ -325,7 +325,7 @@ class Environment:
         """Return what was counted since the last call of this method.
 
         The sums over all environments are env/NAME. Of several environments, each also has its own counts,
-        env/NUMBER:ENVIRONMENT/NAME. Labelled replies are counted as env/outcomes/LABEL.
+        env/NUMBER:ENVIRONMENT/NAME. Labelled replies are counted as outcomes/LABEL.
         """
         totals = Counter(dict.fromkeys(COUNTED, 0))
         for member in self.members:
@@ -334,7 +334,7 @@ class Environment:
         metrics = {f"env/{name}": float(count) for name, count in totals.items() if name != "errors"}
         for number, member in enumerate(self.members, start=1):
             if len(self.members) > 1:
-                for name in COUNTED:
+                for name in totals:
                     metrics[f"env/{number}:{member.source.name}/{name}"] = float(member.counts[name])
             member.counts.clear()
         return metrics

@@ -163,6 +163,16 @@ def test_replies_without_text_are_counted_by_label() -> None:
     assert metrics["env/outcomes/length"] == 25
 
 
+def test_labelled_replies_are_counted_for_each_environment() -> None:
+    """A bug: the alarm said that replies were filtered, and nothing said of which environment."""
+    filtered = Named("b")
+    asked = environment(Named("a"), filtered, route="0,1")
+    ask_often(asked, filtered, 3, Reply("", label="content_filter"))
+    metrics = asked.take_metrics()
+    assert metrics["env/2:b/outcomes/content_filter"] == metrics["env/outcomes/content_filter"] == 3
+    assert metrics["env/1:a/outcomes/content_filter"] == 0
+
+
 class Checked(Named):
     """Needs a check, and records whether it is closed."""
 
