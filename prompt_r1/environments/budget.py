@@ -5,7 +5,7 @@ A request starts only if its estimated cost fits into what is left.
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from prompt_r1.errors import LimitReached, Resumable, UsageError
@@ -58,6 +58,23 @@ def parse_prices(texts: Sequence[str], names: Sequence[str]) -> dict[str, Price]
             f"{len(prices)}"
         )
     return dict(zip(names, prices, strict=True))
+
+
+def check_usd_limit(flag: str, prices: Iterable[Price], reply_limits: Iterable[int | None]) -> None:
+    """Raise UsageError if a limit of dollars cannot be kept. `flag` names it as the user gave it.
+
+    `reply_limits` are the most tokens of a reply of each environment that is not free.
+    """
+    if all(price == FREE for price in prices):
+        raise UsageError(
+            f"{flag} needs --env-price IN,OUT above 0 (env_price of `load`): without a price, dollars are "
+            "not counted"
+        )
+    if None in reply_limits:
+        raise UsageError(
+            f"{flag} needs a limit of each reply, such as --env-args '{{\"max_tokens\": 1024}}' (env_args of "
+            "`load`): without it, nobody knows what the next call will cost"
+        )
 
 
 class OutOfBudget(Resumable):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from prompt_r1.environments.budget import FREE, Budget, Price, parse_price, parse_prices
+from prompt_r1.environments.budget import FREE, Budget, Price, check_usd_limit, parse_prices
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.journal import Journal
 from prompt_r1.environments.own import Answering, MuteEnvironment, OwnSource
@@ -95,28 +95,39 @@ def open_account(
     return Account(journal, budget)
 
 
-def check_usd_limit(flag: str, config: EnvironmentConfig) -> None:
-    """Raise UsageError if a limit of dollars cannot be kept with these settings. `flag` names the limit."""
-    if all(parse_price(text) == FREE for text in config.env_price):
-        raise UsageError(f"{flag} needs --env-price IN,OUT above 0: without a price, dollars are not counted")
-    if limit_in(parse_fields(config.env_args)) is None:
-        raise UsageError(
-            f"{flag} needs a limit of each reply, such as --env-args '{{\"max_tokens\": 1024}}': without it, "
-            "nobody knows what the next call will cost"
-        )
+def check_usd_limit_of(
+    flag: str, spec: str, config: EnvironmentConfig, prices: Mapping[str, Price] | None = None
+) -> None:
+    """Raise UsageError if a limit of dollars cannot be kept with the environments of a SPEC.
+
+    `flag` names the limit, and `prices`, by the names of environments, replaces --env-price.
+    """
+    names = spec.split(",")
+    prices = parse_prices(config.env_price, names) if prices is None else prices
+    limit = limit_in(parse_fields(config.env_args))
+    # The replies of a local model always have a limit, so it is left out.
+    reply_limits = [limit for name in names if prices[name] != FREE and kind_of_environment(name) != "local"]
+    check_usd_limit(flag, prices.values(), reply_limits)
 
 
-def check_environment(spec: str, config: EnvironmentConfig, *, trusted: Collection[str]) -> None:
+def check_environment(
+    spec: str,
+    config: EnvironmentConfig,
+    *,
+    trusted: Collection[str],
+    prices: Mapping[str, Price] | None = None,
+) -> None:
     """Raise UsageError for wrong settings, and for names that stand for no environment.
 
-    It imports no torch and loads no model, so the user hears of it at once.
+    `prices`, by the names of environments, replaces --env-price. It imports no torch and loads no model, so
+    the user hears of an error at once.
     """
-    parse_fields(config.env_args)
-    for price in config.env_price:
-        parse_price(price)
-    if config.max_env_usd:
-        check_usd_limit("--max-env-usd", config)
     names = spec.split(",")
+    parse_fields(config.env_args)
+    if prices is None:
+        prices = parse_prices(config.env_price, names)
+    if config.max_env_usd:
+        check_usd_limit_of("--max-env-usd", spec, config, prices)
     Route(config.route, len(names))  # This raises UsageError for a wrong route.
     for name in names:
         match kind_of_environment(name):
@@ -145,7 +156,7 @@ def open_environment(
     opened with these settings.
     """
     # All names are checked before the first model is loaded.
-    check_environment(spec, config, trusted=trusted)
+    check_environment(spec, config, trusted=trusted, prices=prices)
     names = spec.split(",")
     price_of = parse_prices(config.env_price, names) if prices is None else prices
     account = account or open_account(config)
@@ -164,10 +175,10 @@ def open_environment(
 
 def open_own(own: Answering, config: EnvironmentConfig, *, seed: int) -> Environment:
     """Open an object of the user that is given as such, and not by a SPEC. Nothing is recorded."""
-    if config.max_env_usd:
-        check_usd_limit("--max-env-usd", config)
     [price] = parse_prices(config.env_price, ["env"]).values()
     source = _own_source(own, config, price=price, seed=seed)
+    if config.max_env_usd:
+        check_usd_limit("--max-env-usd", [price], [source.reply_limit])
     return Environment(
         [source], budget=open_account(config).budget, prices=[price], concurrency=config.env_concurrency
     )

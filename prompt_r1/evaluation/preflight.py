@@ -46,7 +46,7 @@ def read_evaluation(arguments: list[str]) -> Evaluation:
     prices = prices_of(config, environments)
     _check_question_files(config, systems)
     _check_folder(config, seed)
-    _check_environments(config, environments)
+    _check_environments(config, environments, prices)
     # A function of the user or the Hub may take minutes to give its questions, so it is asked last.
     questions = questions_of(config, seed)
     return Evaluation(config, seed, questions, agents, systems, environments, prices)
@@ -272,7 +272,9 @@ def _check_folder(config: EvaluateConfig, seed: int) -> None:
         check_same_settings(folder, config, seed)
 
 
-def _check_environments(config: EvaluateConfig, environments: Mapping[str, EvaluateConfig]) -> None:
+def _check_environments(
+    config: EvaluateConfig, environments: Mapping[str, EvaluateConfig], prices: Mapping[str, Price]
+) -> None:
     """Raise UsageError for an environment, or an optimiser, that cannot be opened.
 
     An estimate needs no keys and servers, and neither does a folder with answers: it may be complete.
@@ -284,4 +286,4 @@ def _check_environments(config: EvaluateConfig, environments: Mapping[str, Evalu
         asked.setdefault(config.optimizer_env, config)
     trusted = trusted_environments(config, environments)
     for spec, settings in asked.items():
-        check_environment(spec, settings, trusted=trusted)
+        check_environment(spec, settings, trusted=trusted, prices=prices)

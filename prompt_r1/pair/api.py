@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from prompt_r1.environments.budget import FREE
+from prompt_r1.environments.budget import FREE, check_usd_limit
 from prompt_r1.environments.check import check_servers
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.own import Answering
@@ -163,15 +163,11 @@ class Pair:
         if limits.usd is None:
             return
         members = self._pair.environment.members
-        if all(member.price == FREE for member in members):
-            raise UsageError(
-                "Limits(usd=…) needs env_price of `load`: without a price, dollars are not counted"
-            )
-        if any(member.source.reply_limit is None for member in members):
-            raise UsageError(
-                "Limits(usd=…) needs a limit of each reply, such as env_args='{\"max_tokens\": 1024}' of "
-                "`load`: without it, nobody knows what the next call will cost"
-            )
+        check_usd_limit(
+            "Limits(usd=…)",
+            [member.price for member in members],
+            [member.source.reply_limit for member in members if member.price != FREE],
+        )
 
     def close(self) -> None:
         """Cancel the games, close the connections, and end the thread. The pair cannot be used afterwards."""

@@ -14,7 +14,9 @@ from prompt_r1.environments.environment import LONG_REPLY, Environment
 from prompt_r1.environments.journal import Journal
 from prompt_r1.environments.own import OwnSource
 from prompt_r1.environments.sources import Busy, Caller, Refused, Reply
+from prompt_r1.environments.specs import check_environment
 from prompt_r1.errors import EnvError, LimitReached, Resumable, UsageError
+from prompt_r1.settings.agent import EnvironmentConfig
 from prompt_r1.spending import Spending
 from prompt_r1.types import Message
 from tests.support.at_once import at_once
@@ -100,6 +102,15 @@ def test_a_limit_of_dollars_needs_a_price_above_zero(prices) -> None:
     with pytest.raises(UsageError, match="--max-env-usd needs --env-price IN,OUT above 0"):
         open_environment(spec, env_price=prices, **limited)
     open_environment(spec, env_price=("0,0", "1,2"), **limited)
+
+
+def test_a_limit_of_dollars_needs_no_limit_of_replies_that_are_free_or_that_a_local_model_writes(tmp_path):
+    """A bug: --env-args had to limit them too, though Limits(usd=…) of the same pair was accepted."""
+    (tmp_path / "config.json").touch()
+    limited = {"max_env_usd": 1.0, "env_price": ("0,0", "1,2")}
+    check_environment(f"mini,hf:{tmp_path}", EnvironmentConfig(**limited), trusted=())
+    with pytest.raises(UsageError, match="--max-env-usd needs a limit of each reply"):
+        check_environment(f"hf:{tmp_path},mini", EnvironmentConfig(**limited), trusted=())
 
 
 @pytest.mark.parametrize("limits", [(9, -1), (9, None), (-1, 9)])

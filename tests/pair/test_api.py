@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import prompt_r1
+from prompt_r1.environments.budget import FREE
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.journal import Journal
 from prompt_r1.environments.own import OwnSource
@@ -145,9 +146,9 @@ def test_a_call_that_may_exceed_the_limit_in_dollars_is_not_made():
 
 def test_a_limit_in_dollars_without_a_price_is_refused(pair):
     """Without a price every call costs $0, so the limit let a game on a paid endpoint go on to its end."""
-    with pytest.raises(prompt_r1.UsageError, match="needs env_price"):
+    with pytest.raises(prompt_r1.UsageError, match="needs --env-price"):
         pair.ask(QUESTION, limits=prompt_r1.Limits(usd=0.01))
-    with pytest.raises(prompt_r1.UsageError, match="needs env_price"):
+    with pytest.raises(prompt_r1.UsageError, match="needs --env-price"):
         list(pair.stream(QUESTION, limits=prompt_r1.Limits(usd=0.01)))
 
 
@@ -156,6 +157,15 @@ def test_a_limit_in_dollars_without_a_limit_of_each_reply_is_refused():
     unlimited = pair_of(counted_environment(CountingSource()))
     with unlimited as pair, pytest.raises(prompt_r1.UsageError, match="needs a limit of each reply"):
         pair.ask(QUESTION, limits=prompt_r1.Limits(usd=0.01))
+
+
+def test_a_limit_in_dollars_needs_no_limit_of_the_replies_that_are_free():
+    """A bug: with a free environment beside one that has a price, every limit was refused."""
+    [paid] = paid_environment().members
+    sources = [CountingSource(), paid.source]
+    with pair_of(Environment(sources, prices=[FREE, paid.price], route="0,1")) as pair:
+        game = pair.ask("1: a", limits=prompt_r1.Limits(usd=0.04))
+    assert game.spent.usd == pytest.approx(0.02)
 
 
 def test_lost_requests_count_towards_the_limit_in_dollars():
