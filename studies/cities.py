@@ -38,10 +38,10 @@ from statistics import fmean
 
 import torch
 
+from prompt_r1.environments.asking import last_between
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.local import load_local
 from prompt_r1.evaluation.predictions import FILE, Prediction, read_predictions
-from prompt_r1.evaluation.searches import text_between
 from prompt_r1.programs.command_line import run_program
 from prompt_r1.programs.tables import markdown_table
 from prompt_r1.types import Message
@@ -268,7 +268,7 @@ def requests_of(predictions: Sequence[Prediction], cases: dict[str, Case]) -> st
     right: Counter[str] = Counter()
     for prediction in predictions:
         case = cases[prediction.question.text]
-        request = text_between(prediction.raw, "<interaction_prompt>", "</interaction_prompt>")
+        request = last_between(prediction.raw, "<interaction_prompt>", "</interaction_prompt>") or ""
         cities = cities_in(request)
         if len(cities) == 1:
             about_one += 1

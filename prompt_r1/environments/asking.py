@@ -31,7 +31,10 @@ def read_answer(reply: str, request: str) -> tuple[str, float | None]:
 
 
 def last_between(text: str, opening: str, closing: str) -> str | None:
-    """What the last pair of `opening` and `closing` encloses; None without a pair."""
+    """What the last pair of `opening` and `closing` encloses; None without a pair.
+
+    The last pair counts, because a model may write about the tags before it uses them.
+    """
     before_end, _, _ = text.rpartition(closing)
     _, found, inside = before_end.rpartition(opening)
     if not found:

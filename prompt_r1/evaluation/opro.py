@@ -13,7 +13,8 @@ import random
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from prompt_r1.evaluation.searches import Algorithm, Data, PromptSearch, text_between
+from prompt_r1.environments.asking import last_between
+from prompt_r1.evaluation.searches import Algorithm, Data, PromptSearch
 from prompt_r1.rollout import run_together
 from prompt_r1.types import Question
 
@@ -89,7 +90,7 @@ def meta_prompt(scores: Mapping[str, float], examples: Sequence[Question]) -> st
 
 def read_instruction(reply: str) -> str:
     """The instruction in the optimiser's reply, or the whole reply if the tags are missing."""
-    inside = text_between(reply, "<INS>", "</INS>")
+    inside = last_between(reply, "<INS>", "</INS>")
     text = (inside or reply).replace("**", "").strip()
     return text[:1].upper() + text[1:]
 

@@ -15,7 +15,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from prompt_r1.environments.asking import last_between
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.sources import Caller, Reply
 from prompt_r1.errors import EnvError, Resumable
@@ -183,12 +182,3 @@ def names_of_searches(datasets: Sequence[str], data: Data) -> list[str]:
         if own_data.train and (own_data.validation or not data.validation):
             own.append(name)
     return own if len(own) == len(datasets) else [*own, ALL]
-
-
-def text_between(text: str, opening: str, closing: str) -> str:
-    """The text in the last pair of `opening` and `closing`; "" if none is there, or the last is not closed.
-
-    The last pair counts, because a model may write about the tags before its proposal.
-    """
-    _, _, rest = text.rpartition(closing)
-    return "" if opening in rest else last_between(text, opening, closing) or ""

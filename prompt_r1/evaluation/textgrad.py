@@ -12,15 +12,8 @@ are 3 epochs of 4 updates.
 import random
 from collections.abc import Iterator, Sequence
 
-from prompt_r1.evaluation.searches import (
-    SEED_PROMPT,
-    VALIDATED_ON,
-    Algorithm,
-    Data,
-    PromptSearch,
-    task_score,
-    text_between,
-)
+from prompt_r1.environments.asking import last_between
+from prompt_r1.evaluation.searches import SEED_PROMPT, VALIDATED_ON, Algorithm, Data, PromptSearch, task_score
 from prompt_r1.rollout import run_together
 from prompt_r1.types import Question
 
@@ -112,4 +105,4 @@ async def rewrite(search: PromptSearch, prompt: str, batch: Sequence[Question], 
         f"Write the better version between {OPENING} and {CLOSING}.",
     ]
     reply = await search.ask_optimizer(WRITER, "\n\n".join(parts), sample=first + UPDATE_CALLS - 1)
-    return text_between(reply.text, OPENING, CLOSING) or prompt
+    return last_between(reply.text, OPENING, CLOSING) or prompt

@@ -15,7 +15,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from prompt_r1.environments.asking import IN_TAGS
+from prompt_r1.environments.asking import IN_TAGS, last_between
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.sources import Caller, Reply
 from prompt_r1.errors import EnvError, Resumable
@@ -23,7 +23,7 @@ from prompt_r1.evaluation import making
 from prompt_r1.evaluation.gepa import GEPA, draw_parent, filled_batches, mean_score, read_fenced_prompt
 from prompt_r1.evaluation.methods import METHODS
 from prompt_r1.evaluation.opro import OPRO, is_usable, meta_prompt, read_instruction
-from prompt_r1.evaluation.searches import PATIENCE, SEED_PROMPT, Data, PromptSearch, text_between
+from prompt_r1.evaluation.searches import PATIENCE, SEED_PROMPT, Data, PromptSearch
 from prompt_r1.evaluation.textgrad import TEXTGRAD, endless_batches, rewrite
 from prompt_r1.types import Message, Question
 from tests.support.json_server import JsonHandler, serving
@@ -247,8 +247,8 @@ def test_opro_shows_the_best_instructions_worst_first_with_rounded_scores():
     assert not any(f"{letter}!" in shown for letter in "abf")
 
 
-def between_tags(reply: str) -> str:
-    return text_between(reply, "<T>", "</T>")
+def between_tags(reply: str) -> str | None:
+    return last_between(reply, "<T>", "</T>")
 
 
 @pytest.mark.parametrize(
@@ -261,8 +261,8 @@ def between_tags(reply: str) -> str:
         (read_instruction, "Between <INS> and </INS>: <INS>Be quick</INS>", "Be quick"),
         (between_tags, "Between <T> and </T> I write: <T>Be quick</T>", "Be quick"),
         (between_tags, "<T>Be quick</T></T>", "Be quick"),
-        (between_tags, "<T>Be quick</T> or <T>be sh", ""),
-        (between_tags, "<T>Be quick", ""),
+        (between_tags, "<T>Be quick</T> or <T>be sh", "Be quick"),
+        (between_tags, "<T>Be quick", None),
         (between_tags, "<T> </T>", ""),
     ],
 )
