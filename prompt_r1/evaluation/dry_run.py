@@ -73,21 +73,21 @@ def cost_of(evaluation: Evaluation, system: System, data: Data, case: Case) -> S
     system_message = evaluation.environments[system.environment].env_system
     request = request_of(system.environment)
 
-    def calls(text: str, *, more: int = 0) -> Spending:
+    def cost_of_calls(text: str, *, more: int = 0) -> Spending:
         """The cost of a call for each answer, with the question, `text`, and `more` tokens."""
         return case.direct_call(evaluation.questions, text, more=more) * answers
 
     method = METHODS[system.method]
     if method.ask is direct:
-        return calls(system_message + request)
+        return cost_of_calls(system_message + request)
     if method.ask is think_then_answer:
-        thoughts = calls(system_message + STEP_BY_STEP)
+        thoughts = cost_of_calls(system_message + STEP_BY_STEP)
         second = system_message + STEP_BY_STEP + EXTRACT + request
-        return thoughts + calls(second, more=case.reply)  # It sends the first reply again.
+        return thoughts + cost_of_calls(second, more=case.reply)  # It sends the first reply again.
     if method.algorithm is not None:
         prompt = SEARCH_TEXTS[case.name].prompt  # It takes the place of the system message.
         searches = cost_of_searches(evaluation, system, data, case, method.algorithm)
-        return calls(request, more=prompt) + searches
+        return cost_of_calls(request, more=prompt) + searches
     games = answers
     if method.fine_tuned_on == "own games":
         calls_to_learn_from = evaluation.config.optimize_calls or CALLS
