@@ -1,6 +1,6 @@
 """Open environments by `--env SPEC`: one or several names, separated by commas.
 
-A new kind of name goes to `kind_of_environment`, `check_environment` and `_open_source`.
+A new form of name goes to `form_of_name`, `check_environment` and `_open_source`.
 """
 
 import json
@@ -33,20 +33,18 @@ BUILT_IN: Mapping[str, type[Answering]] = {
     "mini-mute": MuteEnvironment,
     "none": MuteEnvironment,  # An agent without an environment answers at once, and asks nothing.
 }
-Kind = Literal["built-in", "local", "own", "url", "model"]
+NameForm = Literal["built-in", "local", "own", "url", "model"]
 RESERVED_FIELDS = ("model", "messages", "stream", "n")  # fields of a request that users may not set
 
 
-def kind_of_environment(name: str) -> Kind:
-    """The kind of environment that a name stands for.
+def form_of_name(name: str) -> NameForm:
+    """The form of a name. It decides what environment the name stands for.
 
-    The form of the name decides:
-
-        BUILT_IN                         built-in   part of this package
-        hf:DIR, hf:FILE.gguf, smollm2    local      a Hugging Face model in this process
-        py:MODULE:NAME                   own        an object of the user with `ask` (own.py)
-        MODEL@http://host:port/v1        url        a model behind an OpenAI-compatible endpoint
-        MODEL                            model      a model at OPENAI_BASE_URL (default: OpenAI)
+    BUILT_IN                         built-in   part of this package
+    hf:DIR, hf:FILE.gguf, smollm2    local      a Hugging Face model in this process
+    py:MODULE:NAME                   own        an object of the user with `ask` (own.py)
+    MODEL@http://host:port/v1        url        a model behind an OpenAI-compatible endpoint
+    MODEL                            model      a model at OPENAI_BASE_URL (default: OpenAI)
     """
     if name in BUILT_IN:
         return "built-in"
@@ -67,8 +65,8 @@ def trusted_names(*, typed: Iterable[str], opened: Iterable[str]) -> Collection[
                         Then the key belongs to that one, which always gets it
     """
     trusted = _names_in(typed)
-    if any(kind_of_environment(name) == "model" for name in _names_in(opened)):
-        trusted = {name for name in trusted if kind_of_environment(name) != "url"}
+    if any(form_of_name(name) == "model" for name in _names_in(opened)):
+        trusted = {name for name in trusted if form_of_name(name) != "url"}
     return trusted
 
 
@@ -106,7 +104,7 @@ def check_usd_limit_of(
     prices = parse_prices(config.env_price, names) if prices is None else prices
     limit = limit_in(parse_fields(config.env_args))
     # The replies of a local model always have a limit, so it is left out.
-    reply_limits = [limit for name in names if prices[name] != FREE and kind_of_environment(name) != "local"]
+    reply_limits = [limit for name in names if prices[name] != FREE and form_of_name(name) != "local"]
     check_usd_limit(flag, prices.values(), reply_limits)
 
 
@@ -130,7 +128,7 @@ def check_environment(
         check_usd_limit_of("--max-env-usd", spec, config, prices)
     Route(config.route, len(names))  # This raises UsageError for a wrong route.
     for name in names:
-        match kind_of_environment(name):
+        match form_of_name(name):
             case "own":
                 _import(name, trusted)
             case "local":
@@ -194,7 +192,7 @@ def _open_source(
     device: "torch.device | None",
 ) -> Source:
     """Open the source of a name that `check_environment` has accepted."""
-    match kind_of_environment(name):
+    match form_of_name(name):
         case "built-in":
             return _own_source(BUILT_IN[name], config, name=name, price=price, seed=seed)
         case "own":
@@ -247,7 +245,7 @@ def _endpoint(name: str, config: EnvironmentConfig, trusted: Collection[str]) ->
     # It is imported here, because other environments need no HTTP.
     from prompt_r1.environments.endpoint import endpoint_of
 
-    gets_key = kind_of_environment(name) == "model" or name in trusted
+    gets_key = form_of_name(name) == "model" or name in trusted
     endpoint = endpoint_of(
         name,
         key=os.environ.get("OPENAI_API_KEY", "") if gets_key else "",

@@ -75,13 +75,13 @@ class ChosenPair(Generic[AnyPairConfig]):
     own: Answering | None = None  # an object of the user in place of the environment of a SPEC
 
 
-def read_pair(kind: type[AnyPairConfig], arguments: list[str]) -> ChosenPair[AnyPairConfig]:
+def read_pair(config_class: type[AnyPairConfig], arguments: list[str]) -> ChosenPair[AnyPairConfig]:
     """Read the flags of infer.py or of the server, and choose the pair that they name.
 
     Raises UsageError if device, agent or environment cannot be opened.
     """
-    given = given_values(kind, arguments, presets={})
-    config = kind(**given)
+    given = given_values(config_class, arguments, presets={})
+    config = config_class(**given)
     check_device(config.device)
     agent = resolve_agent(config.agent, max_turns=config.max_turns, max_new=config.max_new)
     chosen = choose_pair(config, given, agent)

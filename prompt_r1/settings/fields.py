@@ -171,10 +171,10 @@ def read_mapping(path: Path) -> dict[str, object]:
     return {str(key): value for key, value in values.items()}
 
 
-def read_yaml(path: Path, kind: type[Any], *, all_known: bool = True) -> dict[str, Any]:
+def read_yaml(path: Path, config_class: type[Any], *, all_known: bool = True) -> dict[str, Any]:
     """The settings of a config in a YAML file. Raises UsageError, with `all_known` also for unknown keys."""
     values = read_mapping(path)
-    known = {one.name: one for one in settings_of(kind)}
+    known = {one.name: one for one in settings_of(config_class)}
     unknown = sorted(values.keys() - known)
     if unknown and all_known:
         hint = did_you_mean(unknown[0], known) or "; `train.py --help-all` lists the settings"

@@ -12,16 +12,16 @@ Presets = Mapping[str, Mapping[str, Any]]  # name → values by the names of the
 METAVARS: dict[object, str] = {int: "N", float: "X", bool: "true|false", str: "TEXT"}
 
 
-def given_values(kind: type[Any], arguments: list[str], *, presets: Presets) -> dict[str, Any]:
+def given_values(config_class: type[Any], arguments: list[str], *, presets: Presets) -> dict[str, Any]:
     """The values of the flags that are given, by the names of their settings; with `presets` also --config.
 
     Raises UsageError for a value that its setting may not have. If a flag does not exist, the error names the
     flag that is most like it.
     """
-    parser = _parser(kind, presets, show_all="--help-all" in arguments)
+    parser = _parser(config_class, presets, show_all="--help-all" in arguments)
     values, unknown = parser.parse_known_args(arguments)
     given = vars(values)
-    settings = settings_of(kind)
+    settings = settings_of(config_class)
     flags = {setting.flag for setting in settings}
     if presets:
         flags.add("--config")
@@ -47,7 +47,7 @@ def _check_not_empty(setting: Setting, value: object) -> None:
         )
 
 
-def _parser(kind: type[Any], presets: Presets, *, show_all: bool) -> Parser:
+def _parser(config_class: type[Any], presets: Presets, *, show_all: bool) -> Parser:
     """The parser of a config: a flag for each setting, and with `presets` the flag --config.
 
     The help begins with the docstring of the config. A flag that is not given has no value, not even its
@@ -56,7 +56,7 @@ def _parser(kind: type[Any], presets: Presets, *, show_all: bool) -> Parser:
     parser = Parser(
         program_name(),
         usage="%(prog)s [--FLAG VALUE ...]",
-        description=kind.__doc__,
+        description=config_class.__doc__,
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )
@@ -64,7 +64,7 @@ def _parser(kind: type[Any], presets: Presets, *, show_all: bool) -> Parser:
         names = "|".join([*presets, "FILE"])
         parser.add_argument("--config", metavar=names, help="preset or YAML file (default: mini)")
     groups: dict[str, argparse._ActionsContainer] = {"": parser}
-    settings = _own_first(kind)
+    settings = _own_first(config_class)
     for setting in settings:
         heading = setting.group if show_all else ""
         if heading not in groups:
@@ -76,10 +76,10 @@ def _parser(kind: type[Any], presets: Presets, *, show_all: bool) -> Parser:
     return parser
 
 
-def _own_first(kind: type[Any]) -> list[Setting]:
+def _own_first(config_class: type[Any]) -> list[Setting]:
     """The settings of a config: first its own settings, then the settings of each base class."""
-    names = [name for base in kind.__mro__ for name in getattr(base, "__annotations__", {})]
-    return sorted(settings_of(kind), key=lambda setting: names.index(setting.name))
+    names = [name for base in config_class.__mro__ for name in getattr(base, "__annotations__", {})]
+    return sorted(settings_of(config_class), key=lambda setting: names.index(setting.name))
 
 
 def _form(setting: Setting) -> dict[str, Any]:
