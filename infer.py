@@ -22,7 +22,7 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 from prompt_r1.errors import NoAnswer, QuestionTooLong, Resumable, UsageError
 from prompt_r1.pair.api import AsyncPair, asked_question, open_pair
@@ -108,13 +108,10 @@ def typed_questions() -> Iterator[str]:
 
 async def ask(question: str, pair: AsyncPair, on_piece: OnPiece | None = None) -> Trajectory:
     """Play one game. If the question is too long, the game has no turns, and its `error` says so."""
-    before = pair.environment.budget.spent
     try:
-        game = await pair.play(question, on_piece=on_piece)
+        return await pair.play(question, on_piece=on_piece)
     except QuestionTooLong as error:  # Other questions can still be asked.
-        game = Trajectory(asked_question(question), stop="max_tokens", error=str(error))
-    # What is shown also counts requests that got no reply, which `game.spent` does not.
-    return replace(game, spent=pair.environment.budget.spent - before)
+        return Trajectory(asked_question(question), stop="max_tokens", error=str(error))
 
 
 async def ask_and_show(question: str, pair: AsyncPair, printer: DialoguePrinter, agent: str) -> Trajectory:
@@ -134,7 +131,7 @@ async def ask_and_show(question: str, pair: AsyncPair, printer: DialoguePrinter,
         if game.stop == "max_tokens":
             reason = f"it was cut off before (give a larger --max-new), or {reason}"
         printer.note("format", f"the agent wrote neither {tags}: {reason}")
-    printer.note("cost", f"{game.spent}, {game.seconds:.1f} s")
+    printer.note("cost", f"{game.charged}, {game.seconds:.1f} s")
     return game
 
 
@@ -145,9 +142,9 @@ def has_action_tag(game: Trajectory) -> bool:
 
 def total_of(games: Sequence[Trajectory]) -> str:
     """Say in one line what several games have cost."""
-    spent = sum((game.spent for game in games), Spending())
+    charged = sum((game.charged for game in games), Spending())
     seconds = sum(game.seconds for game in games)
-    return f"{len(games)} questions, {spent}, {seconds:.1f} s"
+    return f"{len(games)} questions, {charged}, {seconds:.1f} s"
 
 
 def show(text: str) -> None:
@@ -158,7 +155,8 @@ def show(text: str) -> None:
 def game_as_json(game: Trajectory, pair: AsyncPair, *, priced: bool) -> dict[str, object]:
     """A game as an object for other programs.
 
-    `answer` is null if the game ended without an answer, and `usd` is null if calls have no price.
+    `answer` is null if the game ended without an answer, and `usd` is null if calls have no price. The costs
+    include requests whose reply was lost.
     """
     return {
         "question": game.question.text,
@@ -168,8 +166,8 @@ def game_as_json(game: Trajectory, pair: AsyncPair, *, priced: bool) -> dict[str
         "turns": [asdict(turn) for turn in game.turns],
         "agent": pair.path,
         "environment": pair.environment.name,
-        **asdict(game.spent),
-        "usd": game.spent.usd if priced else None,
+        **asdict(game.charged),
+        "usd": game.charged.usd if priced else None,
         "seconds": game.seconds,
     }
 

@@ -11,7 +11,7 @@ class Spending:
 
     A request whose reply was lost may have been billed. What is compared with a limit (the spending of a run,
     and of a person's question) counts it as one call, at its estimated cost. `Trajectory.spent` leaves it
-    out.
+    out, and `Trajectory.charged` does not.
     """
 
     calls: int = 0

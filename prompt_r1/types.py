@@ -97,6 +97,9 @@ class Trajectory:
     # What the replies cost. A failed call counts as one call, without tokens or dollars. Requests whose reply
     # was lost do not count, so that a resumed run that plays the game again has the same sum.
     spent: Spending = field(default_factory=Spending)
+    # What the requests of this play may have cost, also those whose reply was lost. A reply from the journal
+    # is free.
+    charged: Spending = field(default_factory=Spending)
     seconds: float = 0.0  # How long the game took.
 
     def add_context(self, tokens: list[int]) -> None:

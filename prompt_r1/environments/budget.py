@@ -143,15 +143,16 @@ def _share(limit: float, spent: float, ranks: int) -> float:
 class Bill:
     """What the calls of a game cost, and a limit."""
 
-    max_usd: float = math.inf  # No request starts that may take `charged_usd` above this limit.
-    charged_usd: float = 0.0  # what the requests may have cost, also those whose reply was lost
+    max_usd: float = math.inf  # No request starts that may take the dollars in `charged` above this limit.
+    # What the requests may have cost, also those whose reply was lost.
+    charged: Spending = field(default_factory=Spending)
     # What the replies cost, also replies from the journal; a failed call adds one call. See environment.py.
     reply_cost: Spending = field(default_factory=Spending)
 
     def check(self, estimate: Spending) -> None:
         """Raise LimitReached if a request with this estimated cost may exceed the limit."""
-        if self.charged_usd + estimate.usd > self.max_usd:
+        if self.charged.usd + estimate.usd > self.max_usd:
             raise LimitReached(
                 "usd",
-                f"the next request may exceed the limit of ${self.max_usd:g}; spent: ${self.charged_usd:.6f}",
+                f"the next request may exceed the limit of ${self.max_usd:g}; spent: ${self.charged.usd:.6f}",
             )

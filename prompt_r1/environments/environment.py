@@ -10,9 +10,9 @@ A source is a server (endpoint.py), a model in this process (local.py) or an obj
 
 Three sums count what calls cost:
 
-    budget.spent       what the requests of a run may have cost     for the limits of the run
-    bill.charged_usd   what the requests of a game may have cost    for a limit of the game
-    bill.reply_cost    what the replies to a game cost              for rewards, metrics and tables
+    budget.spent      what the requests of a run may have cost     for the limits of the run
+    bill.charged      what the requests of a game may have cost    for a limit of the game, and for its user
+    bill.reply_cost   what the replies to a game cost              for rewards, metrics and tables
 
 A request whose reply was lost may have been billed, so the first two sums count it at its estimate.
 `budget.spent` begins with what is in the journal. `bill.reply_cost` must be the same when a resumed run plays
@@ -311,7 +311,7 @@ class Environment:
         else:
             member.counts["tokens_in"] += reply.tokens_in
             member.counts["tokens_out"] += reply.tokens_out
-        call.bill.charged_usd += cost.usd
+        call.bill.charged += cost
         self.budget.settle(estimate, cost)
         prompt = call.messages[-1]["content"]
         self.journal.end(number, call.key, cost, reply, source=member.source.name, prompt=prompt)

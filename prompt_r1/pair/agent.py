@@ -186,5 +186,6 @@ async def play_question(
     if splitter is not None:
         splitter.end_turn()
     trajectory.spent = bill.reply_cost
+    trajectory.charged = bill.charged
     trajectory.seconds = time.perf_counter() - begin
     return trajectory

@@ -230,7 +230,7 @@ def test_an_env_error_of_a_users_object_is_charged_as_a_lost_request(tmp_path) -
     with pytest.raises(EnvError, match="time-out"):
         asyncio.run(asked.ask(HELLO, Caller("q"), bill))
     assert Journal(tmp_path).spent == asked.budget.spent == replace(estimate, lost_usd=estimate.usd)
-    assert bill.charged_usd == estimate.usd > 0
+    assert bill.charged.usd == estimate.usd > 0
     assert asked.take_metrics()["env/lost"] == 1
     results = forty_calls(asked)
     assert any(isinstance(result, OutOfBudget) for result in results)

@@ -179,6 +179,17 @@ def test_lost_requests_count_towards_the_limit_in_dollars():
     assert source.calls == 3 and asked.budget.spent.usd <= limit
 
 
+def test_a_game_says_what_its_replies_cost_and_what_is_charged_with_its_lost_requests():
+    """A bug: infer.py showed the second as the cost of the game, and only the first could be had from ask."""
+    lost = Busy("no response in time", may_be_billed=True)
+    asked = counted_environment(CountingSource(lost, max_tokens=9))
+    with pair_of(asked) as pair:
+        game = pair.ask("1: a")
+    assert (game.spent.calls, game.spent.lost_usd) == (1, 0)
+    assert game.charged == asked.budget.spent and game.charged.calls == 2
+    assert game.charged.usd == pytest.approx(game.spent.usd + game.charged.lost_usd)
+
+
 @pytest.mark.parametrize("seconds", [0.05, 0, -1])
 def test_a_game_that_takes_too_long_is_cancelled(seconds):
     """A caller may compute what is left of its own time, and nothing may be left."""

@@ -118,7 +118,7 @@ def test_a_call_that_costs_a_hundredth_of_a_cent_is_not_shown_as_free():
 
 def test_a_finished_game_has_these_fields_for_programs():
     pair = SimpleNamespace(path="a", environment=SimpleNamespace(name="e"))
-    finished = replace(GAME, spent=Spending(2, 10, 5, 0.5), seconds=1.5)
+    finished = replace(GAME, charged=Spending(2, 10, 5, 0.5), seconds=1.5)
     assert infer.game_as_json(finished, pair, priced=True) == {
         **{"question": "Who?", "answer": "Anna", "stop": "answered", "error": ""},
         "turns": [
