@@ -120,6 +120,11 @@ def decode(tokenizer: "PreTrainedTokenizerBase", tokens: Sequence[int]) -> str:
     return text
 
 
+def encodable(text: str) -> str:
+    """Replace lone surrogates by "?". They have no UTF-8, and JSON may hold them."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
 class PieceEncoder:
     """Encodes the pieces of a dialogue one by one. The joined tokens decode to the joined pieces.
 
@@ -168,8 +173,7 @@ class PieceEncoder:
         `split_special_tokens=True` is not enough, because it keeps added tokens with special=False, such as
         Qwen3's <think>.
         """
-        # Lone surrogates cannot be encoded as UTF-8; they become "?".
-        text = text.encode("utf-8", "replace").decode("utf-8")
+        text = encodable(text)
         cuts = [match.start() + 1 for match in self._control.finditer(text)]
         tokens: list[int] = []
         for start, end in pairwise([0, *cuts, len(text)]):

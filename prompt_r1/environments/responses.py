@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 from email.utils import parsedate_to_datetime
 
+from prompt_r1.chat_template import encodable
 from prompt_r1.environments.reply_text import reply_of
 from prompt_r1.environments.sources import Busy, NoText, Refused, Reply
 
@@ -227,8 +228,8 @@ def _text_of(content: object) -> str:
 
 
 def clean(text: str) -> str:
-    """Make a text encodable: replace lone surrogates by "?" and remove NUL characters."""
-    return text.encode("utf-8", "replace").decode("utf-8").replace("\0", "")
+    """A text without lone surrogates and NUL characters."""
+    return encodable(text).replace("\0", "")
 
 
 def _contains(finish: str, words: tuple[str, ...]) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from prompt_r1.chat_template import encodable
 from prompt_r1.environments.budget import FREE, check_usd_limit
 from prompt_r1.environments.check import check_servers
 from prompt_r1.environments.environment import Environment
@@ -64,7 +65,7 @@ class AsyncPair:
         failed call, the game's `stop` is "env_error".
         """
         agent = self.agent
-        text = text.encode("utf-8", "replace").decode()  # A lone surrogate has no UTF-8 and becomes "?".
+        text = encodable(text)
         # In a thread, because a long text takes seconds to encode, and other games wait for this event loop.
         await asyncio.to_thread(check_question_length, text, agent.codec, agent.game)
         return await play_question(
