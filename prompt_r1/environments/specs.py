@@ -177,9 +177,8 @@ def open_own(own: Answering, config: EnvironmentConfig, *, seed: int) -> Environ
     source = _own_source(own, config, price=price, seed=seed)
     if config.max_env_usd:
         check_usd_limit("--max-env-usd", [price], [source.reply_limit])
-    return Environment(
-        [source], budget=open_account(config).budget, prices=[price], concurrency=config.env_concurrency
-    )
+    budget = Budget(max_calls=config.max_env_calls, max_usd=config.max_env_usd)
+    return Environment([source], budget=budget, prices=[price], concurrency=config.env_concurrency)
 
 
 def _open_source(
