@@ -37,7 +37,7 @@ from prompt_r1.evaluation.scores import score_predictions
 from prompt_r1.evaluation.searches import Data
 from prompt_r1.evaluation.similarity import SentenceEncoder, load_encoder
 from prompt_r1.evaluation.tables import TABLES, terminal_table, write_results
-from prompt_r1.model.machine import limit_threads
+from prompt_r1.model.machine import use_threads
 from prompt_r1.pair.agent import check_question_lengths, load_codec
 from prompt_r1.programs.command_line import run_program
 from prompt_r1.programs.progress import progress_bar
@@ -50,7 +50,7 @@ from prompt_r1.types import Question
 def main(evaluation: Evaluation) -> None:
     """Ask for the answers that are missing, score all answers, and write the tables."""
     config = evaluation.config
-    limit_threads()
+    use_threads()
     # The encoder is loaded first: if its files are missing, no call has been paid for.
     encoder = load_encoder(config.ssim_model, evaluation.device)
     check_agents(evaluation)

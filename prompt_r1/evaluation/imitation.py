@@ -23,7 +23,7 @@ from prompt_r1.evaluation.evaluation import Evaluation
 from prompt_r1.evaluation.methods import METHODS
 from prompt_r1.evaluation.predictions import System
 from prompt_r1.miniworld.demonstrations import demonstrations
-from prompt_r1.model.machine import limit_threads
+from prompt_r1.model.machine import use_threads
 from prompt_r1.pair.agent import Agent, Sampling, load_agent, play_question
 from prompt_r1.pair.named_agent import NamedAgent, teaching_command, trained_config
 from prompt_r1.protocol import Codec
@@ -114,7 +114,7 @@ async def fine_tune_on_own_games(
     draw = 0  # how many times questions were drawn in all rounds
     path = agent.built().path
     for number in range(1, ROUNDS + 1):
-        limit_threads(config.threads)
+        use_threads(of_agent=config.threads)
         player = load_agent(path, config, torch.device(settings.device))
         calls_made = games_played = 0
         while calls_made < calls_of_round and (right or games_played < GAMES_WITHOUT_RIGHT):

@@ -19,7 +19,7 @@ from prompt_r1.evaluation.imitation import fine_tuned_agent
 from prompt_r1.evaluation.methods import METHODS, Method
 from prompt_r1.evaluation.predictions import Prediction, System, prediction_of
 from prompt_r1.evaluation.searches import ALL, SEED_PROMPT, Algorithm, Data, PromptSearch, names_of_searches
-from prompt_r1.model.machine import limit_threads
+from prompt_r1.model.machine import use_threads
 from prompt_r1.pair.agent import Agent, Sampling, load_agent, play_question
 from prompt_r1.reward import Rule, score_games
 from prompt_r1.spending import Spending
@@ -77,7 +77,7 @@ async def make_method(
     else:
         player = await fine_tuned_agent(evaluation, system, agent, data.train, environment)
     config = evaluation.config
-    limit_threads(player.config.threads)
+    use_threads(of_agent=player.config.threads)
     return answer_by_games(
         load_agent(player.path, player.config, evaluation.device),
         environment,

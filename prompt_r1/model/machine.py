@@ -12,6 +12,9 @@ from prompt_r1.programs.launcher import launcher_number
 # job of Slurm. Each group has a folder with its limits and with what its processes use.
 CGROUPS = Path("/sys/fs/cgroup")  # the root of the tree; in a container usually the container itself
 OWN_CGROUP = Path("/proc/self/cgroup")  # says in which group this process is
+# The number of threads that torch chooses, read before anything sets another one. It follows affinity and
+# OMP_NUM_THREADS, but not the limit of a cgroup.
+TORCH_THREADS = torch.get_num_threads()
 
 
 def usable_cores() -> int:
@@ -28,15 +31,19 @@ def usable_cores() -> int:
     return min(cores, int(threads)) if threads.isdecimal() and int(threads) else cores
 
 
-def limit_threads(threads: int = 0, *, ranks: int = 1) -> None:
-    """Let torch compute in `threads` threads (0: as many as now), or in fewer if a rank has fewer cores.
+def use_threads(flag: int = 0, *, of_agent: int = 0, ranks: int = 1) -> None:
+    """Set the number of threads in which torch computes from now on.
 
-    The cores are shared by `ranks` ranks. An agent may have been trained with more threads, on a larger
-    machine. And the number that torch chooses follows affinity and OMP_NUM_THREADS, but not the limit of a
-    cgroup. With more threads than that, the kernel would stop all of them for most of each period.
+        flag        --threads, which may exceed the number of cores; 0: not given
+        of_agent    the threads of an agent's training; 0: as many as torch chooses
+        ranks       how many ranks share the cores
+
+    Without the flag, a rank has no more threads than cores: an agent may have been trained on a larger
+    machine, and torch does not know the limit of a cgroup. With more threads than that, the kernel would stop
+    all of them for most of each period.
     """
-    wanted = threads or torch.get_num_threads()
-    torch.set_num_threads(max(1, min(wanted, usable_cores() // ranks)))
+    wanted = of_agent or TORCH_THREADS
+    torch.set_num_threads(flag or max(1, min(wanted, usable_cores() // ranks)))
 
 
 def memory_left(device: torch.device) -> int:

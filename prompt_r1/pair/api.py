@@ -20,7 +20,7 @@ from prompt_r1.environments.own import Answering
 from prompt_r1.environments.specs import open_environment, open_own
 from prompt_r1.errors import EnvError, UsageError
 from prompt_r1.model.distributed import pick_device
-from prompt_r1.model.machine import limit_threads
+from prompt_r1.model.machine import use_threads
 from prompt_r1.pair.agent import (
     NO_LIMITS,
     Agent,
@@ -101,7 +101,7 @@ async def open_pair(chosen: ChosenPair[AnyPairConfig]) -> AsyncPair:
     config, named = chosen.config, chosen.agent.built()
     seed = named.config.seed if config.seed is None else config.seed
     device = pick_device(config.device)
-    limit_threads(named.config.threads)
+    use_threads(of_agent=named.config.threads)
     # The tokenizer is loaded first, so that a missing agent is reported before a missing key.
     load_codec(named.path, named.config)
     if chosen.own is None:

@@ -42,7 +42,7 @@ def start_run(chosen: ChosenTraining) -> Iterator[Run]:
     """
     config = chosen.config
     with Interrupt() as interrupt:
-        fork_ranks(config.ranks, device=config.device, questions=config.questions)
+        fork_ranks(config.ranks, device=config.device, questions=config.questions, threads=config.threads)
         device = pick_device(config.device)
         layout = layout_of(config, device, world_size=launcher_number("WORLD_SIZE", default=1))
         ranks = start_ranks(device, layout)
@@ -87,8 +87,6 @@ def open_parts(
     check_on_first_rank(environment, ranks, runner, interrupt)
 
     start = ranks.on_first_rank(lambda: make_agent(config.agent, config.seed))
-    if config.threads:  # The user may want more than there are cores.
-        torch.set_num_threads(config.threads)
     agent = load_agent(start, config, ranks.device)
     policy = load_learner(
         start,

@@ -19,7 +19,7 @@ from torch import Tensor
 from prompt_r1.errors import UsageError
 from prompt_r1.model.distributed import Ranks, pick_device
 from prompt_r1.model.fine_tuning import fine_tune
-from prompt_r1.model.machine import limit_threads
+from prompt_r1.model.machine import use_threads
 from prompt_r1.model.packing import pack
 from prompt_r1.model.policy import Policy
 from prompt_r1.pair.agent import load_agent
@@ -55,10 +55,7 @@ def fine_tune_agent(
     """
     make_folder(out, _is_fine_tuning, "a fine-tuning")
     device = pick_device(config.device)
-    if config.threads:
-        torch.set_num_threads(config.threads)
-    else:
-        limit_threads(agent_config.threads)
+    use_threads(config.threads, of_agent=agent_config.threads)
     start = make_agent(config.agent, agent_config.seed)
     # A policy divides its logits by the temperature. The likelihood of the games is learned at temperature 1,
     # at which `rft` has sampled them, whatever the temperature of the agent's training was.

@@ -12,11 +12,12 @@ import threading
 from pathlib import Path
 
 import pytest
+import torch
 
 from prompt_r1.errors import UsageError
 from prompt_r1.model import machine
 from prompt_r1.model.distributed import RankLost
-from prompt_r1.model.machine import limit_threads, usable_cores
+from prompt_r1.model.machine import usable_cores, use_threads
 from prompt_r1.pair.api import open_pair
 from prompt_r1.pair.named_agent import GAME_FILE, resolve_agent
 from prompt_r1.pair.settings import ChosenPair, PairConfig
@@ -115,10 +116,23 @@ def test_torch_computes_in_as_many_threads_as_a_rank_has_cores(
 ):
     (four_cores / "cpu.max").write_text(f"{limit}\n")
     set_threads = []
-    monkeypatch.setattr("torch.get_num_threads", lambda: chosen)
+    monkeypatch.setattr(machine, "TORCH_THREADS", chosen)
     monkeypatch.setattr("torch.set_num_threads", set_threads.append)
-    limit_threads(ranks=ranks)
+    use_threads(ranks=ranks)
     assert set_threads == [threads]
+
+
+def test_an_agent_without_a_number_of_threads_gets_those_of_torch_after_a_mini_agent(four_cores, monkeypatch):
+    """A bug: after the single thread of a mini agent, SmolLM2 computed in one thread, too."""
+    monkeypatch.setattr(machine, "TORCH_THREADS", 3)
+    before = torch.get_num_threads()
+    try:
+        use_threads(of_agent=1)
+        assert torch.get_num_threads() == 1
+        use_threads(of_agent=0)
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_a_pair_and_an_evaluation_compute_in_as_many_threads_as_they_have_cores(
@@ -127,7 +141,7 @@ def test_a_pair_and_an_evaluation_compute_in_as_many_threads_as_they_have_cores(
     """They computed in a thread for each core of the host, although their container had two."""
     (four_cores / "cpu.max").write_text("200000 100000\n")
     set_threads: list[int] = []
-    monkeypatch.setattr("torch.get_num_threads", lambda: 64)
+    monkeypatch.setattr(machine, "TORCH_THREADS", 64)
     monkeypatch.setattr("torch.set_num_threads", set_threads.append)
     asyncio.run(open_pair(ChosenPair(resolve_agent(str(asking_agent)), PairConfig(env="mini"))))
     assert set_threads == [2]
@@ -144,7 +158,7 @@ def test_an_agent_of_a_larger_machine_gets_no_more_threads_than_there_are_cores(
     with (agent / GAME_FILE).open("a") as file:
         file.write("threads: 64\n")
     set_threads: list[int] = []
-    monkeypatch.setattr("torch.get_num_threads", lambda: 64)
+    monkeypatch.setattr(machine, "TORCH_THREADS", 64)
     monkeypatch.setattr("torch.set_num_threads", set_threads.append)
     asyncio.run(open_pair(ChosenPair(resolve_agent(str(agent)), PairConfig(env="mini"))))
     line = "--method prompt-r1 --env mini --limit 1".split()
@@ -244,17 +258,20 @@ def test_the_process_that_forks_the_ranks_exits_with_the_code_of_rank_0(four_cor
     monkeypatch.setattr(forked_ranks, "fork", lambda count: {101: io.StringIO()})
     monkeypatch.setattr(forked_ranks, "wait_for_ranks", lambda ranks: 75)
     with pytest.raises(SystemExit) as exit_:
-        fork_ranks(3, device="cpu", questions=12)
+        fork_ranks(3, device="cpu", questions=12, threads=0)
     assert exit_.value.code == 75
 
 
-def test_each_rank_has_its_share_of_the_cores(four_cores, monkeypatch):
+@pytest.mark.parametrize(("flag", "expected"), [(0, 2), (1, 1), (8, 8)])
+def test_each_rank_has_its_share_of_the_cores_or_as_many_threads_as_the_user_wants(
+    flag, expected, four_cores, monkeypatch
+):
     set_threads: list[int] = []
-    monkeypatch.setattr("torch.get_num_threads", lambda: 4)
+    monkeypatch.setattr(machine, "TORCH_THREADS", 4)
     monkeypatch.setattr("torch.set_num_threads", set_threads.append)
     monkeypatch.setattr(forked_ranks, "fork", lambda count: {})
-    fork_ranks(2, device="cpu", questions=12)
-    assert set_threads == [2]
+    fork_ranks(2, device="cpu", questions=12, threads=flag)
+    assert set_threads == [expected]
 
 
 @pytest.fixture

@@ -345,7 +345,7 @@ def test_threads_are_those_of_the_flag_or_of_the_game_but_no_more_than_cores(
     The methods bc and rft took the threads of the machine that the agent was trained on.
     """
     monkeypatch.setattr("prompt_r1.model.machine.usable_cores", lambda: 2)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+    monkeypatch.setattr("prompt_r1.model.machine.TORCH_THREADS", 8)
     monkeypatch.setattr(torch, "set_num_threads", set_threads := Mock())
     agent_config = replace(one_turn_config(str(start)), threads=of_the_game)
 
