@@ -27,8 +27,8 @@ from prompt_r1.engine.model_check import check_model
 from prompt_r1.engine.paged_attention import PagedBatch, _flash, _sequence_by_sequence
 from prompt_r1.model import attention
 from prompt_r1.model.compiling import can_compile, compile_norms_and_mlps
-from prompt_r1.model.distributed import Ranks, pick_device, start_ranks, stop_ranks
-from prompt_r1.model.machine import memory_left
+from prompt_r1.model.distributed import Ranks, start_ranks, stop_ranks
+from prompt_r1.model.machine import memory_left, pick_device
 from prompt_r1.model.packing import pack
 from prompt_r1.model.policy import Policy
 from prompt_r1.programs.launcher import launcher_number

@@ -18,7 +18,7 @@ from prompt_r1.errors import UsageError
 from prompt_r1.f1 import exact_match
 from prompt_r1.miniworld.environment import MiniEnvironment
 from prompt_r1.miniworld.questions import mini_questions
-from prompt_r1.model.distributed import pick_device
+from prompt_r1.model.machine import pick_device
 from prompt_r1.pair.agent import Agent, load_agent
 from prompt_r1.pair.named_agent import make_agent, trained_config
 from prompt_r1.programs.command_line import run_program

@@ -66,7 +66,7 @@ class Evaluation:
     @property
     def device(self) -> "torch.device":
         """The device of the models in this process."""
-        from prompt_r1.model.distributed import pick_device  # It imports torch.
+        from prompt_r1.model.machine import pick_device  # It imports torch.
 
         return pick_device(self.config.device)
 

@@ -7,10 +7,10 @@ In reading order:
     compiling     norms and MLPs, compiled for updates on GPUs
     policy        log-probabilities of the agent's tokens in a packed row, computed in chunks
     lora          low-rank adapters beside frozen weights
-    machine       the cores, threads and memory that this process may use
+    machine       the device, cores, threads and memory that this process may use
     loading       models and tokenizers from folders and the Hub, or the reason why they are refused
     gguf          GGUF files, which are converted into folders
-    distributed   ranks: their devices, and what they exchange
+    distributed   ranks, and what they exchange
     sharding      weights that are sharded over the ranks
     fine_tuning   supervised training
 

@@ -1,9 +1,8 @@
-"""The ranks of a run (the processes that torchrun starts), their devices and their collectives.
+"""The ranks of a run (the processes that torchrun starts), and their collectives.
 
 Every collective is called by all ranks or by none.
 """
 
-import os
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,8 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from prompt_r1.errors import Resumable, UsageError, first_line, is_out_of_memory
-from prompt_r1.model.sharding import full_tensor
-from prompt_r1.programs.launcher import check_device, has_other_ranks, launcher_number
+from prompt_r1.programs.launcher import launcher_number
 
 T = TypeVar("T")
 
@@ -116,11 +114,6 @@ class Ranks:
             for gradient, values in zip(bucket, summed, strict=True):
                 gradient.copy_(values.view_as(gradient))
 
-    @torch.no_grad()
-    def weight_norm(self, module: nn.Module) -> float:
-        """Return the norm of all weights of a module. It is not finite if any weight is not."""
-        return full_tensor(nn.utils.get_total_norm(module.parameters())).item()
-
     def barrier(self) -> None:
         """Wait until every rank has called this."""
         if self.count > 1:
@@ -155,44 +148,6 @@ def buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
         size += tensor.numel()
     if bucket:
         yield bucket
-
-
-def pick_device(name: str) -> torch.device:
-    """Return the device that --device names.
-
-    The names are auto (a GPU if there is one), cuda (the GPU of this process), cuda:N and cpu. The GPU of a
-    process has the number of the process's local rank. If the launcher shows each process only one GPU, as
-    Slurm does by CUDA_VISIBLE_DEVICES, this GPU has number 0. Raises UsageError for any other name, for
-    cuda:N with several ranks on a machine, and if there is no GPU for this process.
-    """
-    check_device(name)
-    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise UsageError(f"--device {name}: this machine has no usable GPU; choose cpu")
-    # Batches vary in size: expandable segments fragment less of the allocator's memory.
-    os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
-    visible = torch.cuda.device_count()
-    if ":" in name:
-        if int(name.partition(":")[2]) >= visible:
-            raise UsageError(
-                f"--device {name}: there is no such GPU: this machine has {visible}, from cuda:0 on"
-            )
-        return torch.device(name)
-    if visible == 1:
-        return torch.device("cuda", 0)
-    if has_other_ranks() and not os.environ.get("LOCAL_RANK"):
-        raise UsageError(
-            f"LOCAL_RANK does not say which of {visible} GPUs this process takes: start with torchrun, or "
-            "set it (in a task of Slurm: LOCAL_RANK=$SLURM_LOCALID)"
-        )
-    local_rank = launcher_number("LOCAL_RANK", default=0)
-    if local_rank >= visible:
-        raise UsageError(
-            f"process {local_rank} of this machine sees {visible} GPUs: start as many processes as there are "
-            "GPUs, or show each process one GPU of its own"
-        )
-    return torch.device("cuda", local_rank)
 
 
 def start_ranks(device: torch.device, layout: str, *, timeout: float = 3600.0) -> Ranks:

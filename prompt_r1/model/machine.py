@@ -1,4 +1,4 @@
-"""What this process may use of its machine: cores, threads and memory."""
+"""What this process may use of its machine: its device, cores, threads and memory."""
 
 import os
 import sys
@@ -6,7 +6,8 @@ from pathlib import Path
 
 import torch
 
-from prompt_r1.programs.launcher import launcher_number
+from prompt_r1.errors import UsageError
+from prompt_r1.programs.launcher import check_device, has_other_ranks, launcher_number
 
 # Linux limits groups of processes, which form a tree (cgroup v2). A container is such a group, and so is a
 # job of Slurm. Each group has a folder with its limits and with what its processes use.
@@ -44,6 +45,44 @@ def use_threads(flag: int = 0, *, of_agent: int = 0, ranks: int = 1) -> None:
     """
     wanted = of_agent or TORCH_THREADS
     torch.set_num_threads(flag or max(1, min(wanted, usable_cores() // ranks)))
+
+
+def pick_device(name: str) -> torch.device:
+    """Return the device that --device names.
+
+    The names are auto (a GPU if there is one), cuda (the GPU of this process), cuda:N and cpu. The GPU of a
+    process has the number of the process's local rank. If the launcher shows each process only one GPU, as
+    Slurm does by CUDA_VISIBLE_DEVICES, this GPU has number 0. Raises UsageError for any other name, for
+    cuda:N with several ranks on a machine, and if there is no GPU for this process.
+    """
+    check_device(name)
+    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise UsageError(f"--device {name}: this machine has no usable GPU; choose cpu")
+    # Batches vary in size: expandable segments fragment less of the allocator's memory.
+    os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    visible = torch.cuda.device_count()
+    if ":" in name:
+        if int(name.partition(":")[2]) >= visible:
+            raise UsageError(
+                f"--device {name}: there is no such GPU: this machine has {visible}, from cuda:0 on"
+            )
+        return torch.device(name)
+    if visible == 1:
+        return torch.device("cuda", 0)
+    if has_other_ranks() and not os.environ.get("LOCAL_RANK"):
+        raise UsageError(
+            f"LOCAL_RANK does not say which of {visible} GPUs this process takes: start with torchrun, or "
+            "set it (in a task of Slurm: LOCAL_RANK=$SLURM_LOCALID)"
+        )
+    local_rank = launcher_number("LOCAL_RANK", default=0)
+    if local_rank >= visible:
+        raise UsageError(
+            f"process {local_rank} of this machine sees {visible} GPUs: start as many processes as there are "
+            "GPUs, or show each process one GPU of its own"
+        )
+    return torch.device("cuda", local_rank)
 
 
 def memory_left(device: torch.device) -> int:

@@ -55,3 +55,9 @@ def shard(
 def full_tensor(tensor: Tensor) -> Tensor:
     """Gather a sharded tensor from all ranks; return any other tensor unchanged. Called by every rank."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+@torch.no_grad()
+def weight_norm(module: nn.Module) -> float:
+    """The norm of all weights of a module; not finite if any weight is not. Called by every rank."""
+    return full_tensor(nn.utils.get_total_norm(module.parameters())).item()

@@ -19,8 +19,7 @@ from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.own import Answering
 from prompt_r1.environments.specs import open_environment, open_own
 from prompt_r1.errors import EnvError, UsageError
-from prompt_r1.model.distributed import pick_device
-from prompt_r1.model.machine import use_threads
+from prompt_r1.model.machine import pick_device, use_threads
 from prompt_r1.pair.agent import (
     NO_LIMITS,
     Agent,

@@ -15,8 +15,8 @@ from types import FrameType
 from typing import TextIO
 
 from prompt_r1.errors import UsageError
-from prompt_r1.model.distributed import RankLost, pick_device
-from prompt_r1.model.machine import usable_cores, use_threads
+from prompt_r1.model.distributed import RankLost
+from prompt_r1.model.machine import pick_device, usable_cores, use_threads
 from prompt_r1.training.signals import unignored_signals
 
 # Without --ranks, each rank gets at least this many questions of a step, because a rank that plays few

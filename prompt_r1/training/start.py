@@ -11,8 +11,9 @@ from torch.optim import AdamW, Optimizer
 from prompt_r1.environments.check import check_servers
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.specs import open_account, open_environment
-from prompt_r1.model.distributed import Ranks, errors_as_rank_lost, pick_device, start_ranks, stop_ranks
+from prompt_r1.model.distributed import Ranks, errors_as_rank_lost, start_ranks, stop_ranks
 from prompt_r1.model.lora import ADAPTER_ALPHA
+from prompt_r1.model.machine import pick_device
 from prompt_r1.model.policy import Policy
 from prompt_r1.pair.agent import check_question_lengths, load_agent
 from prompt_r1.pair.named_agent import make_agent

@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 
 from prompt_r1.errors import UsageError
-from prompt_r1.model.distributed import Ranks, pick_device
+from prompt_r1.model.distributed import Ranks
 from prompt_r1.model.fine_tuning import fine_tune
-from prompt_r1.model.machine import use_threads
+from prompt_r1.model.machine import pick_device, use_threads
 from prompt_r1.model.packing import pack
 from prompt_r1.model.policy import Policy
+from prompt_r1.model.sharding import weight_norm
 from prompt_r1.pair.agent import load_agent
 from prompt_r1.pair.named_agent import make_agent
 from prompt_r1.programs.files import make_folder
@@ -78,7 +79,7 @@ def fine_tune_agent(
         for metrics in train_weights(policy, learned, config):
             file.write(json.dumps(metrics) + "\n")
             last_metrics = metrics
-    if not math.isfinite(single_rank.weight_norm(policy)):
+    if not math.isfinite(weight_norm(policy)):
         raise UsageError("the weights are not finite and are not saved: give a smaller --lr")
     export_agent(policy, str(start), agent_config, out / "agent", metrics=last_metrics, ranks=single_rank)
     return out / "agent"

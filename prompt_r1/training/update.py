@@ -17,7 +17,7 @@ from prompt_r1.errors import UsageError
 from prompt_r1.grpo import Loss
 from prompt_r1.model.distributed import Ranks
 from prompt_r1.model.policy import Policy, PolicyOutput, layers_of
-from prompt_r1.model.sharding import full_tensor
+from prompt_r1.model.sharding import full_tensor, weight_norm
 from prompt_r1.training.batches import Batch
 
 GAP = "engine/logprob_gap"  # the metric of the largest difference of engine and policy, in nats
@@ -28,16 +28,14 @@ IMPORTANCE_CAP = 2.0  # the largest importance weight of a token in 16 bits (see
 
 @dataclass(frozen=True)
 class BatchStats:
-    """The measurements of a micro-batch.
+    """The measurements of a micro-batch."""
 
-    Each of the first four, summed over the micro-batches and ranks of an optimiser step, is the value of the
-    optimiser step.
-    """
-
+    # The value of an optimiser step is the sum of these four over its micro-batches and ranks.
     loss: float
     kl: float
     clip_frac: float
     entropy: float
+
     log_ratio: Tensor  # (N,) log(π_θ / π_engine) of each agent token
     token_kl: Tensor  # (N,) k3 of each agent token
     weights_moved: bool  # whether an earlier optimiser step of the same update was taken
@@ -193,7 +191,7 @@ def optimizer_step(
         optimizer.step()
     stats.end_optimizer_step(taken=taken, grad_norm=grad_norm)
     optimizer.zero_grad(set_to_none=True)
-    if not math.isfinite(ranks.weight_norm(policy)):  # the same number on every rank
+    if not math.isfinite(weight_norm(policy)):  # the same number on every rank
         raise UsageError(
             "the weights are not finite after an optimiser step: they are not saved, and the last "
             "checkpoint is kept; start a new run with a smaller --lr"

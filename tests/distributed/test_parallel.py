@@ -25,11 +25,11 @@ from prompt_r1.model.distributed import (
     Ranks,
     as_shared,
     errors_as_rank_lost,
-    pick_device,
     start_ranks,
     stop_ranks,
 )
 from prompt_r1.model.lora import add_lora
+from prompt_r1.model.machine import pick_device
 from prompt_r1.model.packing import pack
 from prompt_r1.model.policy import Policy
 from prompt_r1.model.sharding import full_tensor
