@@ -33,6 +33,10 @@ class Resumable(Exception):
     """The run stopped early but can be resumed: one sentence that says why it stopped (exit code 75)."""
 
 
+class AgentUnusable(Resumable):
+    """The agent's logits are NaN or infinite, so it can write no token."""
+
+
 class NoAnswer(Exception):
     """A game ended without an answer (exit code 3 of infer.py)."""
 

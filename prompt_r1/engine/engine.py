@@ -30,7 +30,7 @@ from prompt_r1.engine.kv_cache import BlockPool, TokenSequence, allocate_pool
 from prompt_r1.engine.paged_attention import PagedBatch, upload
 from prompt_r1.engine.sampling import draw
 from prompt_r1.engine.scheduler import Job, Scheduler
-from prompt_r1.errors import Resumable
+from prompt_r1.errors import AgentUnusable
 from prompt_r1.model.compiling import can_compile
 from prompt_r1.model.policy import Policy
 from prompt_r1.types import Completion
@@ -119,8 +119,8 @@ class Engine:
 
         The sampled tokens depend only on the weights and the arguments, not on the games that run at the same
         time. Their log-probabilities are log_softmax(logits / temperature) over the whole vocabulary; at
-        temperature 0, log_softmax(logits). Raises ValueError if the tokens do not fit, and Resumable if the
-        model's logits are not finite.
+        temperature 0, log_softmax(logits). Raises ValueError if the tokens do not fit, and AgentUnusable if
+        the model's logits are not finite.
         """
         if not (temperature >= 0 and 0 < top_p <= 1):
             raise ValueError(f"{temperature=} must be at least 0, and {top_p=} in (0, 1]")
@@ -244,7 +244,7 @@ class Engine:
     def _append(self, job: Job, token: int, logprob: float) -> None:
         """Append a sampled token to a job, and resolve the job if this was its last token."""
         if not math.isfinite(logprob):
-            raise Resumable(
+            raise AgentUnusable(
                 "the model's logits are NaN or infinite, so no token can be sampled: its weights have "
                 "diverged (give a smaller --lr) or do not suit 16 bits (give --dtype float32)"
             )

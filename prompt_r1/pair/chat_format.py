@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from prompt_r1.environments.budget import OutOfBudget
-from prompt_r1.errors import EnvError, LimitReached, QuestionTooLong, Resumable, UsageError
+from prompt_r1.errors import AgentUnusable, EnvError, LimitReached, QuestionTooLong, Resumable, UsageError
 from prompt_r1.pair.dialogue import LABELS, Piece
 from prompt_r1.programs.reading import is_finite_number, json_object
 from prompt_r1.programs.text import without_keys
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 # OpenAI's client repeats a request after a status of 408, 409, 429 and from 500 on, unless a header says that
 # it should not. After these errors, a repeated request would fail again.
-FINAL = ("time_limit", "budget_exhausted", "environment_unusable", "internal_error")
+FINAL = ("time_limit", "budget_exhausted", "agent_unusable", "environment_unusable", "internal_error")
 # These fields ask for a kind of answer that the pair cannot give, unless they are empty or have this value.
 UNSUPPORTED = {
     "tools": None,
@@ -70,6 +70,8 @@ def failure_of(error: BaseException) -> Failure:
             return Failure(504, "time_limit", message)
         case LimitReached() | OutOfBudget():
             return Failure(402, "budget_exhausted", message)
+        case AgentUnusable():
+            return Failure(500, "agent_unusable", message)
         case EnvError() | Resumable():
             return Failure(502, "environment_error", message)
         case UsageError():

@@ -22,7 +22,7 @@ from prompt_r1.engine.engine import PREFILL_TOKENS, Engine
 from prompt_r1.engine.kv_cache import TokenSequence
 from prompt_r1.engine.paged_attention import PagedBatch
 from prompt_r1.engine.scheduler import Scheduler
-from prompt_r1.errors import Resumable
+from prompt_r1.errors import AgentUnusable
 from prompt_r1.model.distributed import Ranks
 from prompt_r1.model.policy import Policy
 from prompt_r1.types import Completion
@@ -649,7 +649,7 @@ def test_logits_that_are_not_finite_stop_the_run_in_one_sentence(temperature):
         for number in range(3)
     ]
     for error in at_once(calls, return_exceptions=True):
-        assert isinstance(error, Resumable) and "logits are NaN or infinite" in str(error)
+        assert isinstance(error, AgentUnusable) and "logits are NaN or infinite" in str(error)
 
 
 @pytest.mark.slow

@@ -5,7 +5,15 @@ import json
 import pytest
 
 from prompt_r1.environments.budget import OutOfBudget
-from prompt_r1.errors import EnvError, FatalEnvError, LimitReached, QuestionTooLong, Resumable, UsageError
+from prompt_r1.errors import (
+    AgentUnusable,
+    EnvError,
+    FatalEnvError,
+    LimitReached,
+    QuestionTooLong,
+    Resumable,
+    UsageError,
+)
 from prompt_r1.pair.chat_format import (
     ChatRequest,
     Failure,
@@ -98,6 +106,7 @@ def test_only_system_messages_with_text_and_earlier_turns_stand_before_the_quest
         (OutOfBudget("spent"), 402, "budget_exhausted", False),
         (EnvError("down"), 502, "environment_error", True),
         (Resumable("too many failed"), 502, "environment_error", True),
+        (AgentUnusable("NaN"), 500, "agent_unusable", False),
         (FatalEnvError("no key"), 502, "environment_unusable", False),
         (UsageError("its own ask raised"), 502, "environment_unusable", False),
         (ValueError("secret"), 500, "internal_error", False),
@@ -108,7 +117,7 @@ def test_each_error_has_its_status_and_says_whether_to_come_again(error, status,
     said = failure.body["error"]
     assert (failure.status, said["type"]) == (status, kind)
     assert failure.headers == ({} if repeated else {"x-should-retry": "false"})
-    assert (said["message"] == str(error)) == (status != 500) and "secret" not in said["message"]
+    assert (said["message"] == str(error)) == (kind != "internal_error") and "secret" not in said["message"]
     assert said["param"] == {"bad": "n", "long": "messages"}.get(str(error))
     assert said["code"] == ("context_length_exceeded" if str(error) == "long" else None)
 
