@@ -34,9 +34,11 @@ class TimeLimit:
         loop = asyncio.get_running_loop()
         begin = loop.time()
         try:
-            async with asyncio.timeout(limit):
+            async with asyncio.timeout(limit) as timer:
                 reply = await self._source.attempt(messages, caller)
         except TimeoutError:
+            if not timer.expired():  # The source has raised it itself.
+                raise
             raise Busy(f"no complete response within {limit:g} s", may_be_billed=True) from None
         self._reply_seconds.append(loop.time() - begin)
         return reply

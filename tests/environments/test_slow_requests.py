@@ -6,6 +6,7 @@ import sys
 import threading
 from dataclasses import dataclass, field
 from inspect import signature
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -15,6 +16,7 @@ from prompt_r1.environments.endpoint import Endpoint
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.own import OwnSource
 from prompt_r1.environments.sources import CALL_DEADLINE
+from prompt_r1.environments.time_limit import TimeLimit
 from prompt_r1.errors import EnvError
 from prompt_r1.model.distributed import start_ranks
 from prompt_r1.types import GameSettings
@@ -108,6 +110,24 @@ def test_no_request_has_more_than_the_whole_time():
     """Four times the median would be 200 seconds."""
     # 120 seconds, at most half a second of back-off, and the second request
     assert 170 <= seconds_of_a_call(SlowServer(usual=50.0), [190.0]) <= 171
+
+
+class TimingOut:
+    """A source whose attempts have no limit, and end with an error of its own."""
+
+    name = "timing out"
+    timeout = None
+    resends_slow = True
+
+    async def attempt(self, messages: list[object], caller: object) -> None:
+        raise TimeoutError("its own")
+
+
+def test_a_source_without_a_limit_may_raise_a_timeout_error_of_its_own():
+    """A bug: the message about a limit of None raised a TypeError."""
+    limit = TimeLimit(TimingOut())
+    with pytest.raises(TimeoutError, match="its own"):
+        asyncio.run(limit.attempt([], Mock(), failures=0))
 
 
 class HangingObject:
