@@ -164,7 +164,7 @@ def main(chosen: ChosenTraining) -> None:
             if run.questions.test:
                 record.free_for_test()
                 with record.checkpoint_on_user_error():
-                    run.log.say("\n" + compare_on_test(run, run.questions.test))
+                    run.log.say("\n" + compare_on_test(run))
             record.say_results()
         except Resumable as error:  # A signal came, a limit was reached, or the environment fails.
             raise record.save_and_stop(error) from None

@@ -22,12 +22,13 @@ from prompt_r1.training.validation import play_share
 from prompt_r1.types import Question
 
 
-def compare_on_test(run: Run, questions: Sequence[Question]) -> str:
-    """Let the environment, the untrained agent and the trained agent answer. Called by every rank.
+def compare_on_test(run: Run) -> str:
+    """Let the environment, the untrained agent and the trained agent answer the questions of the test.
 
-    `questions` are the test questions, of which each rank asks its share. Writes the means by dataset to
-    TEST_FILE in the run folder, and the games to trajectories/. Returns the table for a terminal.
+    Called by every rank, which asks its share of the questions. Writes the means by dataset to TEST_FILE in
+    the run folder, and the games to trajectories/. Returns the table for a terminal.
     """
+    questions = run.questions.test
     own = run.ranks.share(questions)
     asked = len(own) * (2 if run.config.without_environment else 3)
     answers: dict[str, list[Prediction]] = {}

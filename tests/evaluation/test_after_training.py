@@ -30,6 +30,8 @@ from tests.support.methods import method, priced
 from tests.support.predictions import predict, question_of
 from tests.support.tiny import ScriptedEnvironment
 
+NO_TEST = SimpleNamespace(test=[])
+
 
 def shown(folder: Path, predictions: Sequence[Prediction]) -> tuple[list[str], list[str]]:
     """The lines of the table for the terminal and of test.md, with single blanks."""
@@ -119,8 +121,10 @@ def test_the_test_holds_one_agent_at_a_time(tmp_path, monkeypatch):
     monkeypatch.setattr(after_training, "load_agent", load)
     [played] = score_and_compare([[game_of_turns(GOOD, RIGHT)]], RULES["release"])
     monkeypatch.setattr(after_training, "play_share", lambda *positional, **named: played)
-    run = SimpleNamespace(ranks=ONE_RANK, config=TrainConfig(env="none"), start=tmp_path, folder=tmp_path)
-    compare_on_test(run, [])
+    run = SimpleNamespace(
+        ranks=ONE_RANK, config=TrainConfig(env="none"), questions=NO_TEST, start=tmp_path, folder=tmp_path
+    )
+    compare_on_test(run)
     assert alive == [0, 0]
 
 
@@ -138,8 +142,10 @@ def test_answers_are_sent_to_other_ranks_without_the_columns_that_only_rewards_r
     monkeypatch.setattr(after_training, "load_agent", Mock())
     monkeypatch.setattr(after_training, "play_share", lambda *positional, **named: played)
     ranks = Mock(wraps=ONE_RANK, is_first=True, gather_lists=send)
-    run = SimpleNamespace(ranks=ranks, config=TrainConfig(env="none"), start=tmp_path, folder=tmp_path)
-    assert "untrained agent" in compare_on_test(run, [])
+    run = SimpleNamespace(
+        ranks=ranks, config=TrainConfig(env="none"), questions=NO_TEST, start=tmp_path, folder=tmp_path
+    )
+    assert "untrained agent" in compare_on_test(run)
     assert len(pickle.loads(sent[0])) == 2
 
 
@@ -147,12 +153,10 @@ def test_answers_are_sent_to_other_ranks_without_the_columns_that_only_rewards_r
 def test_the_progress_of_the_test_counts_the_questions_of_each_system(
     env, asked, tmp_path, monkeypatch, capsys
 ):
-    questions = [question_of(1), question_of(2)]
-
     def play_share(
         *positional: object, after_each: Callable[[], object], **named: object
     ) -> list[ScoredGame]:
-        for _ in questions:
+        for _ in range(2):
             after_each()
         return []
 
@@ -163,10 +167,11 @@ def test_the_progress_of_the_test_counts_the_questions_of_each_system(
         ranks=ONE_RANK,
         config=TrainConfig(env=env),
         environment=priced(OwnSource(ScriptedEnvironment(["Anna"] * 2), seed=0)),
+        questions=SimpleNamespace(test=[question_of(1), question_of(2)]),
         wait_for=asyncio.run,
         start=tmp_path,
         folder=tmp_path,
     )
     monkeypatch.setattr(after_training, "write_test", lambda *_: "")
-    compare_on_test(run, questions)
+    compare_on_test(run)
     assert f" {asked}/{asked} " in capsys.readouterr().err.split("\r")[-1]

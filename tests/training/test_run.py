@@ -567,9 +567,10 @@ def test_the_test_loads_its_agents_without_optimizer_reference_and_cache_in_memo
 
     monkeypatch.setattr(after_training, "load_agent", no_room)
     monkeypatch.setattr(run, "config", replace(run.config, env="none"))
+    monkeypatch.setattr(run, "questions", SimpleNamespace(test=QUESTIONS[:1]))
     record.free_for_test()
     with pytest.raises(UsageError, match="no room"):
-        after_training.compare_on_test(run, QUESTIONS[:1])
+        after_training.compare_on_test(run)
     assert len(alive) > 4 and not any(alive)
 
 
