@@ -160,7 +160,11 @@ def load_local(
     compute = torch.float32 if device.type == "cpu" else torch.bfloat16
     tokenizer = load_tokenizer(folder)
     policy = load_policy(
-        folder, device=device, compute_dtype=compute, weights=compute, vocabulary=vocabulary_of(tokenizer)
+        folder,
+        device=device,
+        compute_dtype=compute,
+        weights_dtype=compute,
+        vocabulary=vocabulary_of(tokenizer),
     )
     check_model(policy)
     model = policy.model.config.get_text_config()

@@ -37,7 +37,7 @@ def load_policy(
     *,
     device: torch.device,
     compute_dtype: torch.dtype = torch.float32,
-    weights: torch.dtype = torch.float32,
+    weights_dtype: torch.dtype = torch.float32,
     temperature: float = 1.0,
     vocabulary: int = 0,
     max_tokens: int = 0,
@@ -45,7 +45,7 @@ def load_policy(
     """Load the Hugging Face causal model of a folder or hub id, with our attention, in evaluation mode.
 
         compute_dtype   the dtype of matrix products
-        weights         the dtype of the weights in memory
+        weights_dtype   the dtype of the weights in memory
         vocabulary      the tokens of the tokenizer; 0: as many as the model has
         max_tokens      the tokens of the longest game; 0: not known
 
@@ -65,8 +65,8 @@ def load_policy(
     _check_length(path, config, max_tokens)
     gc.collect()  # Earlier engines and models are in reference cycles, so only the collector frees them.
     forget_peak(device)
-    _check_memory(path, config, weights, device)
-    model = _load_weights(path, config, weights)
+    _check_memory(path, config, weights_dtype, device)
+    model = _load_weights(path, config, weights_dtype)
     embedded = len(next(model.get_input_embeddings().parameters()))
     if vocabulary > embedded:
         raise UsageError(
@@ -125,7 +125,7 @@ def _check_length(path: str | Path, config: PretrainedConfig, max_tokens: int) -
 
 
 def _check_memory(
-    path: str | Path, config: PretrainedConfig, weights: torch.dtype, device: torch.device
+    path: str | Path, config: PretrainedConfig, weights_dtype: torch.dtype, device: torch.device
 ) -> None:
     """Raise UsageError if the weights of a model do not fit the free memory of the device."""
     # A hub id whose weights are not downloaded yet has no files. Some folders have the weights twice, such as
@@ -133,7 +133,7 @@ def _check_memory(
     stored = sum(file.stat().st_size for file in model_folder(path).glob("model*.safetensors"))
     # A config may name no dtype. Then its weights are taken for float32.
     stored_dtype = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
-    needed = stored * weights.itemsize // stored_dtype.itemsize
+    needed = stored * weights_dtype.itemsize // stored_dtype.itemsize
     free = memory_left(device)
     if needed > free:
         raise UsageError(
@@ -142,7 +142,7 @@ def _check_memory(
         )
 
 
-def _load_weights(path: str | Path, config: PretrainedConfig, weights: torch.dtype) -> PreTrainedModel:
+def _load_weights(path: str | Path, config: PretrainedConfig, weights_dtype: torch.dtype) -> PreTrainedModel:
     """Load a model with its weights. Raises UsageError if the files do not hold exactly the model's tensors.
 
     Pickled files are refused, because loading them may execute code.
@@ -151,7 +151,7 @@ def _load_weights(path: str | Path, config: PretrainedConfig, weights: torch.dty
         loaded = AutoModelForCausalLM.from_pretrained(
             path,
             config=config,
-            dtype=weights,
+            dtype=weights_dtype,
             attn_implementation=attention.NAME,
             trust_remote_code=False,
             use_safetensors=True,

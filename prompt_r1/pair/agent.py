@@ -62,7 +62,7 @@ def load_agent(path: str | Path, config: AgentConfig, device: torch.device) -> A
         path,
         device=device,
         compute_dtype=compute,
-        weights=compute,
+        weights_dtype=compute,
         temperature=config.temperature,
         vocabulary=vocabulary_of(tokenizer),
         max_tokens=config.max_tokens,

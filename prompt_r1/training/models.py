@@ -51,7 +51,7 @@ def load_learner(
         return agent_policy
     if ranks.mesh is None and agent_policy.compute_dtype == torch.float32:
         return agent_policy
-    return load_copy(start, agent_policy, ranks, weights=torch.float32, offload=offload)
+    return load_copy(start, agent_policy, ranks, weights_dtype=torch.float32, offload=offload)
 
 
 def load_reference(start: Path | str, agent_policy: Policy, ranks: Ranks, config: TrainConfig) -> Policy:
@@ -59,13 +59,13 @@ def load_reference(start: Path | str, agent_policy: Policy, ranks: Ranks, config
     if config.adapter_rank:
         return agent_policy  # Without its adapters, it is the start.
     # Each forward gathers sharded weights in the compute dtype anyway, so they may be stored in it.
-    weights = torch.float32 if ranks.mesh is None else agent_policy.compute_dtype
-    reference = load_copy(start, agent_policy, ranks, weights=weights, offload=config.offload)
+    weights_dtype = torch.float32 if ranks.mesh is None else agent_policy.compute_dtype
+    reference = load_copy(start, agent_policy, ranks, weights_dtype=weights_dtype, offload=config.offload)
     return reference.requires_grad_(False)
 
 
 def load_copy(
-    start: Path | str, agent_policy: Policy, ranks: Ranks, *, weights: torch.dtype, offload: bool
+    start: Path | str, agent_policy: Policy, ranks: Ranks, *, weights_dtype: torch.dtype, offload: bool
 ) -> Policy:
     """Load the agent's model once more: this rank's share of it if weights are sharded, otherwise all of it.
 
@@ -77,7 +77,7 @@ def load_copy(
         start,
         device=device,
         compute_dtype=agent_policy.compute_dtype,
-        weights=weights,
+        weights_dtype=weights_dtype,
         temperature=agent_policy.temperature,
         vocabulary=agent_policy.vocabulary,
     )

@@ -88,7 +88,7 @@ def test_the_share_of_changed_weights_that_rounding_takes_is_measured_written_an
 
 def test_the_share_that_rounding_takes_is_also_measured_for_merged_adapters(base):
     """A bug: merging had rounded to bfloat16 already, so the share was always 0."""
-    policy = load_policy(base, device=CPU, compute_dtype=torch.bfloat16, weights=torch.bfloat16)
+    policy = load_policy(base, device=CPU, compute_dtype=torch.bfloat16, weights_dtype=torch.bfloat16)
     add_lora(policy.model, rank=1, alpha=1)
     with torch.no_grad():
         for layer in adapters_of(policy.model).values():
