@@ -5,7 +5,6 @@ digests of files and agents.
 """
 
 import hashlib
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.evaluation import Evaluation
 from prompt_r1.evaluation.methods import METHODS
 from prompt_r1.evaluation.settings import EvaluateConfig
-from prompt_r1.pair.named_agent import NamedAgent
+from prompt_r1.pair.named_agent import GAME_FILE, NamedAgent
 from prompt_r1.programs.files import replace_file
 from prompt_r1.settings.agent import MINI_AGENT, is_mini_data
 from prompt_r1.settings.fields import experiment_values, flag_of, read_mapping
@@ -113,12 +112,15 @@ def game_of(agent: NamedAgent) -> str:
 
 
 def _digest(path: Path) -> str:
-    """A digest of a file, or of the files of an agent's folder."""
-    paths = [path] if path.is_file() else sorted(path.iterdir())
-    digests = []
-    for file in paths:
-        if file.is_file():
-            with file.open("rb") as content:
-                digest = hashlib.file_digest(content, "sha256").hexdigest()
-            digests.append([file.stat().st_size, digest])
-    return hashlib.sha256(json.dumps(digests).encode()).hexdigest()[:16]
+    """A digest of a file, or of an agent's folder: of its model and of the settings of its training."""
+    from prompt_r1.model.model_digest import digest_of_model  # It imports torch.
+
+    if path.is_file():
+        return _digest_of_file(path)
+    game = path / GAME_FILE
+    return digest_of_model(path) + (_digest_of_file(game) if game.exists() else "")
+
+
+def _digest_of_file(path: Path) -> str:
+    with path.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()[:16]

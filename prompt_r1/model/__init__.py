@@ -9,6 +9,7 @@ In reading order:
     lora          low-rank adapters beside frozen weights
     machine       the device, cores, threads and memory that this process may use
     loading       models and tokenizers from folders and the Hub, or the reason why they are refused
+    model_digest  a digest of a model that reads little of its weights
     gguf          GGUF files, which are converted into folders
     distributed   ranks, and what they exchange
     sharding      weights that are sharded over the ranks

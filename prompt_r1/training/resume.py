@@ -1,18 +1,14 @@
 """Resume a run from its newest valid checkpoint, or begin a new one with step 0."""
 
-import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-from safetensors import safe_open
-
 from prompt_r1.data.sampler import digest_of
 from prompt_r1.errors import UsageError
 from prompt_r1.model.distributed import Ranks
-from prompt_r1.model.loading import model_folder
+from prompt_r1.model.model_digest import digest_of_model
 from prompt_r1.pair.named_agent import exported_step
 from prompt_r1.programs.files import replace_file
 from prompt_r1.programs.sealed_folders import find_damage
@@ -23,16 +19,6 @@ from prompt_r1.training.log import json_line, read_metrics
 from prompt_r1.training.record import Record
 from prompt_r1.training.run import Run, repetition_note
 from prompt_r1.training.run_folder import TEST_FILE, check_settings, checkpoint_of
-
-FIRST_NUMBERS = 256  # how many numbers of each tensor `digest_of_start` covers
-# `digest_of_start` covers these files whole: they shape the model, and the text that it reads and writes.
-SHAPING_FILES = (
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "chat_template.jinja",
-)
 
 
 def resume_run(run: Run) -> Record:
@@ -47,7 +33,7 @@ def resume_run(run: Run) -> Record:
         open_line={"step": 0},
         questions=digest_of(run.questions.training),
         validation=digest_of(run.questions.validation),
-        start=ranks.on_first_rank(lambda: digest_of_start(run.start)),
+        start=ranks.on_first_rank(lambda: digest_of_model(run.start)),
     )
     check_same_on_all_ranks([state.questions, state.validation, digest_of(run.questions.test)], ranks)
     alarms = Alarms(agent=config.agent, gap=run.gap_limit, own_reward=bool(config.reward))
@@ -153,24 +139,3 @@ def check_same_origin(checkpoint: Path, saved: State, now: State, start: Path | 
     else:
         return
     raise UsageError(f"{checkpoint} was made with {origin}: {repair}, or start a new run with another --out")
-
-
-def digest_of_start(start: Path | str) -> str:
-    """Identify the agent that a run starts from, by a digest that reads little of its weights.
-
-    The digest covers the name, type, shape and first numbers of every tensor, and the SHAPING_FILES. If
-    another model replaces the model of a folder, or its configuration or tokenizer, the digest changes.
-    """
-    folder = model_folder(start)
-    digest = hashlib.sha256()
-    for name in SHAPING_FILES:
-        if (folder / name).is_file():
-            digest.update(hashlib.sha256((folder / name).read_bytes()).digest())
-    for path in sorted(folder.glob("*.safetensors")):
-        with safe_open(path, framework="pt") as file:  # It maps the file, so little of it is read.
-            for name in sorted(file.keys()):
-                tensor = file.get_tensor(name)
-                digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
-                first = tensor.flatten()[:FIRST_NUMBERS]
-                digest.update(first.view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()[:16]

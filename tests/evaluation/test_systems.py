@@ -2,7 +2,6 @@
 
 import errno
 import gc
-import hashlib
 import json
 import re
 import shutil
@@ -16,6 +15,8 @@ from typing import ClassVar
 from unittest.mock import Mock
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.specs import open_account
@@ -46,8 +47,14 @@ from tests.support.providers import error_of
 def save_model(folder: Path) -> None:
     """Save a model of which each file has a few bytes."""
     folder.mkdir(exist_ok=True)
-    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+    for name in ("config.json", "tokenizer.json"):
         (folder / name).write_bytes(folder.name.encode())
+    save_weights(folder / "model.safetensors", folder.name)
+
+
+def save_weights(path: Path, text: str) -> None:
+    """Save a text in the form of weights."""
+    save_file({"weight": torch.tensor([*text.encode()])}, path)
 
 
 @pytest.fixture
@@ -401,48 +408,43 @@ def test_a_folder_refuses_answers_after_a_file_has_changed(evaluate_here):
 def test_a_changed_model_of_a_pool_is_noticed(tmp_path, changed):
     """Old and new answers of hf:A,hf:B shared a table, if it was the second model that had changed."""
     for name in ("first", "second"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "model.safetensors").write_bytes(b"before")
+        save_model(tmp_path / name)
     (tmp_path / FILE).touch()
     pool = f"hf:{tmp_path}/first,hf:{tmp_path}/second"
     config = EvaluateConfig(env=(pool,), method=("direct",), out=str(tmp_path))
     evaluation = evaluation_of(config, {})
     keep_settings(evaluation)
-    (tmp_path / changed / "model.safetensors").write_bytes(b"after")
+    save_weights(tmp_path / changed / "model.safetensors", "after")
     with pytest.raises(UsageError, match=f"{changed} has changed.*--out"):
         keep_settings(evaluation)
 
 
-@pytest.fixture
-def digested(monkeypatch) -> list[str]:
-    """The names of the files that were read for a digest, one for each time."""
-    read: list[str] = []
-    file_digest = hashlib.file_digest
-
-    def noted_digest(file, kind):
-        read.append(Path(file.name).name)
-        return file_digest(file, kind)
-
-    monkeypatch.setattr(hashlib, "file_digest", noted_digest)
-    return read
-
-
-def test_an_agent_of_several_systems_is_read_once_for_its_digest(tmp_path, digested):
-    """A bug would only cost time: the weights of an agent take gigabytes."""
+def test_an_agent_of_several_systems_has_one_digest(tmp_path):
     save_model(tmp_path)
     agents = {"a": NamedAgent("trained", TrainConfig(), start=str(tmp_path))}
     config = EvaluateConfig(env=(f"hf:{tmp_path}",), method=("sft", "untrained", "rft"))
     assert digested_by(config, agents) == {f"digest of {tmp_path}"}
-    assert digested.count("model.safetensors") == 1
 
 
-def test_an_agent_that_is_named_by_its_run_is_read_once_for_its_digest(tmp_path, digested):
+def test_an_agent_that_is_named_by_its_run_has_one_digest(tmp_path):
     """The weights were read twice: in the folder of the agent, and again under the name of its run."""
     run = tmp_path / "run"
     save_run(run, seed=0, step=1, saved=1)
     config = EvaluateConfig(agent=(str(run),), method=("prompt-r1",))
     assert digested_by(config, find_agents(config)) == {f"digest of {run}/agent"}
-    assert digested.count("model.safetensors") == 1
+
+
+def test_a_digest_reads_little_of_the_weights(tmp_path):
+    """Each evaluate.py read all weights, also one that only wrote the tables anew."""
+    save_model(tmp_path)
+    large = torch.zeros(1000)
+    digests = []
+    for position in (0, 1, 999):
+        large[position] += 1
+        save_file({"weight": large}, tmp_path / "model.safetensors")
+        config = EvaluateConfig(env=(f"hf:{tmp_path}",), method=("direct",))
+        digests.append(dependencies_of(evaluation_of(config, {}))[f"digest of {tmp_path}"])
+    assert digests[0] != digests[1] == digests[2]
 
 
 @pytest.mark.parametrize("name", ["prompt-r1", "untrained"])
@@ -450,10 +452,8 @@ def test_a_mini_agent_that_has_been_rebuilt_is_noticed(name, tmp_path, monkeypat
     """A bug: nothing was compared, because the folder of a rebuilt agent has another name."""
     config = EvaluateConfig(agent=("mini",), method=(name,))
     digests = []
-    for weights in (b"old", b"new"):
-        folder = tmp_path / f"mini-agent-{weights.decode()}"
-        folder.mkdir()
-        (folder / "model.safetensors").write_bytes(weights)
+    for folder in (tmp_path / "mini-agent-old", tmp_path / "mini-agent-new"):
+        save_model(folder)
         monkeypatch.setattr(named_agent, "make_agent", lambda name, seed, folder=folder: str(folder))
         digests.append(dependencies_of(evaluation_of(config, find_agents(config)))["digest of mini"])
     assert digests[0] != digests[1]
@@ -480,7 +480,7 @@ def test_a_users_function_is_asked_for_questions_after_all_other_checks(tmp_path
 
 
 def test_a_changed_model_that_writes_prompts_is_noticed(tmp_path):
-    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    save_model(tmp_path)
     config = EvaluateConfig(method=("direct",), env=("mini",), optimizer_env=f"hf:{tmp_path}")
     assert digested_by(config, {}) == {f"digest of {tmp_path}"}
 
@@ -544,7 +544,7 @@ def test_an_environment_that_accepts_no_call_is_reported_before_an_agent_is_load
             self.answer(401, error_of("the key has expired"))
 
     agent = shutil.copytree(asking_agent, tmp_path / "agent")
-    (agent / "model.safetensors").write_bytes(b"no weights")
+    save_weights(agent / "model.safetensors", "not the weights of this model")
     line = [
         "--method",
         "prompt-r1",
@@ -594,7 +594,7 @@ def test_a_folder_remembers_the_contents_of_all_earlier_commands(tmp_path):
     first, second = evaluations
     keep_settings(first)
     keep_settings(second)
-    (tmp_path / "a/agent/more.safetensors").write_bytes(b"new weights")
+    save_weights(tmp_path / "a/agent/model.safetensors", "new weights")
     keep_settings(second)
     with pytest.raises(UsageError, match="a/agent has changed"):
         keep_settings(first)
@@ -696,14 +696,16 @@ def test_a_note_says_that_the_reward_is_not_the_one_of_the_training(asking_agent
     assert json.loads((tmp_path / "out/results.json").read_text())["prompt-r1"]["reward"] <= 1
 
 
-def test_the_digest_of_an_agent_covers_every_file_of_its_folder(tmp_path):
+def test_the_digest_of_an_agent_covers_its_model_and_the_settings_of_its_training(tmp_path):
     digests = []
-    for changed in ("", "config.json", "model-1.safetensors", "model-2.safetensors"):
-        for name in ("config.json", "model-1.safetensors", "model-2.safetensors"):
-            (tmp_path / name).write_bytes(b"new" if name == changed else b"old")
+    for changed in ("", "config.json", GAME_FILE, "model-1.safetensors", "model-2.safetensors"):
+        for name in ("config.json", GAME_FILE):
+            (tmp_path / name).write_text("new" if name == changed else "old")
+        for name in ("model-1.safetensors", "model-2.safetensors"):
+            save_weights(tmp_path / name, "new" if name == changed else "old")
         config = EvaluateConfig(env=(f"hf:{tmp_path}",), method=("direct",))
         digests.append(dependencies_of(evaluation_of(config, {}))[f"digest of {tmp_path}"])
-    assert len(set(digests)) == 4
+    assert len(set(digests)) == 5
 
 
 def test_questions_that_prepare_methods_are_read_only_if_a_method_needs_them(agents, tmp_path):

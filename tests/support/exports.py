@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from prompt_r1.model.policy import Policy
 from prompt_r1.pair.named_agent import GAME_FILE, STEP_FILE
@@ -36,7 +36,7 @@ def save_run(folder: Path, *, seed: int, step: int, saved: int, env: str = "mini
     write_yaml(TrainConfig(**{**PRESETS["mini"], "seed": seed, "env": env}), agent / GAME_FILE)
     (agent / "config.json").write_text("{}")
     (agent / "tokenizer.json").touch()
-    (agent / "model.safetensors").touch()
+    save_file({}, agent / "model.safetensors")
     (agent / STEP_FILE).write_text(json.dumps({"step": step}))
     os.utime(agent / GAME_FILE, (saved, saved))
 

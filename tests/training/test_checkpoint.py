@@ -32,7 +32,6 @@ from prompt_r1.training.checkpoint import (
     save_checkpoint,
 )
 from prompt_r1.training.report import write_report
-from prompt_r1.training.resume import FIRST_NUMBERS, digest_of_start
 from prompt_r1.training.run_folder import LOCK, check_settings, checkpoints_of, open_run
 from tests.support import tiny
 from tests.support.damage import Attack
@@ -338,31 +337,6 @@ def test_a_checkpoint_with_other_tensors_than_were_saved_is_refused(saved):
         TinyRun(saved.folder).load(folder)
 
 
-def test_the_start_of_a_run_is_identified_by_its_weights(tmp_path):
-    """The folder of --agent was replaced by another model of the same shape, and the run went on with it."""
-    first = tiny.save_agent(tmp_path / "first")
-    digest = digest_of_start(first)
-    assert digest_of_start(shutil.copytree(first, tmp_path / "copy")) == digest
-    path = first / "model.safetensors"
-    tensors = load_file(path)
-    trained = {"model.norm.weight": tensors["model.norm.weight"] + 1e-6}
-    for change in (trained, {"another.bias": torch.zeros(2)}):
-        save_file(tensors | change, path)
-        assert digest_of_start(first) != digest
-    save_file(tensors, path, metadata={"format": "pt", "of": "another writer"})
-    assert digest_of_start(first) == digest
-
-
-@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json"])
-def test_the_start_of_a_run_is_identified_by_its_configuration_and_tokenizer(name, tmp_path):
-    """Other frequencies of RoPE, another tokenizer or chat template: the run went on without a word."""
-    start = tiny.save_agent(tmp_path / "start")
-    digest = digest_of_start(start)
-    values = json.loads((start / name).read_text())
-    (start / name).write_text(json.dumps(values | {"rope_theta": 1.0}))
-    assert digest_of_start(start) != digest
-
-
 @pytest.mark.parametrize("name", [SHARD, ".metadata"])
 def test_a_malicious_pickle_in_a_checkpoint_is_not_executed(saved, tmp_path, name):
     folder, mark = saved.folder / "checkpoints" / "step-000002", tmp_path / "executed"
@@ -380,24 +354,6 @@ def test_a_second_run_in_the_same_folder_is_refused(tmp_path):
         pass
     with locked(tmp_path):  # released
         pass
-
-
-def test_of_each_tensor_only_the_first_numbers_are_read_to_identify_a_start(tmp_path):
-    """A digest of all numbers of a large model would take minutes at each start."""
-    start = tiny.save_agent(tmp_path / "start")
-    digest = digest_of_start(start)
-    path = start / "model.safetensors"
-    tensors = load_file(path)
-    embeddings = tensors["model.embed_tokens.weight"].flatten()
-    changed = {}
-    for position in (FIRST_NUMBERS - 1, FIRST_NUMBERS):
-        numbers = embeddings.clone()
-        numbers[position] += 1
-        changed[position] = numbers.view_as(tensors["model.embed_tokens.weight"])
-    save_file(tensors | {"model.embed_tokens.weight": changed[FIRST_NUMBERS]}, path)
-    assert digest_of_start(start) == digest
-    save_file(tensors | {"model.embed_tokens.weight": changed[FIRST_NUMBERS - 1]}, path)
-    assert digest_of_start(start) != digest
 
 
 def test_the_lock_of_a_folder_names_the_process_that_holds_it_at_once(tmp_path):
