@@ -33,22 +33,16 @@ def layout_of(config: TrainConfig, device: torch.device, *, world_size: int) -> 
     return "ddp" if device.type == "cpu" or shares_weights else "hsdp"
 
 
-def load_learner(
-    start: Path | str,
-    agent_policy: Policy,
-    ranks: Ranks,
-    *,
-    adapter_rank: int,
-    adapter_alpha: float,
-    seed: int,
-    offload: bool,
-) -> Policy:
-    """The policy that learns: the agent's own policy, or another copy of the start."""
-    if adapter_rank:
-        add_lora(agent_policy.model, rank=adapter_rank, alpha=adapter_alpha, seed=seed)
-        # Checked again, because a layer whose code reads its weight directly would ignore its adapter.
-        check_model(agent_policy)
-        return agent_policy
+def with_adapters(agent_policy: Policy, *, rank: int, alpha: float, seed: int) -> Policy:
+    """The policy that learns with adapters: the agent's own policy, in which only new adapters learn."""
+    add_lora(agent_policy.model, rank=rank, alpha=alpha, seed=seed)
+    # Checked again, because a layer whose code reads its weight directly would ignore its adapter.
+    check_model(agent_policy)
+    return agent_policy
+
+
+def load_learner(start: Path | str, agent_policy: Policy, ranks: Ranks, *, offload: bool) -> Policy:
+    """The policy that learns with all weights: the agent's own policy, or another copy of the start."""
     if ranks.mesh is None and agent_policy.compute_dtype == torch.float32:
         return agent_policy
     return load_copy(start, agent_policy, ranks, weights_dtype=torch.float32, offload=offload)

@@ -25,7 +25,7 @@ from prompt_r1.training.checkpoint import begin_states
 from prompt_r1.training.forked_ranks import fork_ranks
 from prompt_r1.training.log import Log
 from prompt_r1.training.loss_function import loss_of_run, try_loss
-from prompt_r1.training.models import layout_of, load_learner, load_reference
+from prompt_r1.training.models import layout_of, load_learner, load_reference, with_adapters
 from prompt_r1.training.preflight import ChosenTraining
 from prompt_r1.training.run import Run, RunQuestions, with_steps
 from prompt_r1.training.run_folder import LOCK, claim, open_run
@@ -89,15 +89,10 @@ def open_parts(
 
     start = ranks.on_first_rank(lambda: make_agent(config.agent, config.seed))
     agent = load_agent(start, config, ranks.device)
-    policy = load_learner(
-        start,
-        agent.policy,
-        ranks,
-        adapter_rank=config.adapter_rank,
-        adapter_alpha=ADAPTER_ALPHA,
-        seed=config.seed,
-        offload=config.offload,
-    )
+    if config.adapter_rank:
+        policy = with_adapters(agent.policy, rank=config.adapter_rank, alpha=ADAPTER_ALPHA, seed=config.seed)
+    else:
+        policy = load_learner(start, agent.policy, ranks, offload=config.offload)
     reference = load_reference(start, agent.policy, ranks, config) if config.kl_coef else None
     if config.checkpointing:
         policy.checkpoint_activations()

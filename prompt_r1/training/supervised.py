@@ -31,7 +31,7 @@ from prompt_r1.programs.sealed_folders import leftovers_of
 from prompt_r1.protocol import Codec
 from prompt_r1.settings.agent import AgentConfig
 from prompt_r1.training.export import export_agent
-from prompt_r1.training.models import load_learner
+from prompt_r1.training.models import load_learner, with_adapters
 from prompt_r1.training.settings import FineTuningConfig
 from prompt_r1.types import Trajectory
 
@@ -62,15 +62,10 @@ def fine_tune_agent(
     # at which `rft` has sampled them, whatever the temperature of the agent's training was.
     agent = load_agent(start, replace(agent_config, temperature=1.0), device)
     single_rank = Ranks(0, 1, agent.policy.device)
-    policy = load_learner(
-        start,
-        agent.policy,
-        single_rank,
-        adapter_rank=config.rank,
-        adapter_alpha=2 * config.rank,
-        seed=config.seed,
-        offload=False,
-    )
+    if config.rank:
+        policy = with_adapters(agent.policy, rank=config.rank, alpha=2 * config.rank, seed=config.seed)
+    else:
+        policy = load_learner(start, agent.policy, single_rank, offload=False)
     if policy.device.type == "cuda":
         policy.checkpoint_activations()
     learned = within_cutoff(examples(agent.codec), config.cutoff, agent.codec)
