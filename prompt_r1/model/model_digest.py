@@ -21,7 +21,7 @@ SHAPING_FILES = (
 
 
 def digest_of_model(path: Path | str) -> str:
-    """Identify the model of a folder or hub id. Raises UsageError if a file of weights is broken.
+    """Identify the model of a folder or hub id. Raises UsageError if a file of weights cannot be read.
 
     The digest covers the name, type, shape and first numbers of every tensor, and the SHAPING_FILES. If
     another model replaces the model of a folder, or its configuration or tokenizer, the digest changes.
@@ -39,6 +39,6 @@ def digest_of_model(path: Path | str) -> str:
                     digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
                     first = tensor.flatten()[:FIRST_NUMBERS]
                     digest.update(first.view(torch.uint8).numpy().tobytes())
-        except SafetensorError as error:
-            raise UsageError(f"{weights} is broken: {first_line(error)}") from None
+        except (SafetensorError, OSError) as error:
+            raise UsageError(f"{weights} cannot be read: {first_line(error)}") from None
     return digest.hexdigest()[:16]

@@ -59,5 +59,5 @@ def test_a_broken_file_of_weights_is_named(tmp_path):
     start = tiny.save_agent(tmp_path / "start")
     path = start / "model.safetensors"
     path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(UsageError, match=r"model\.safetensors is broken"):
+    with pytest.raises(UsageError, match=r"model\.safetensors cannot be read"):
         digest_of_model(start)
