@@ -60,7 +60,7 @@ def main(evaluation: Evaluation) -> None:
     with closing(PredictionFile(evaluation.folder / FILE)) as file:
         keep_settings(evaluation)
         try:
-            asyncio.run(ask_missing(evaluation, file))
+            ask_missing(evaluation, file)
         finally:  # If a method cannot go on, the finished answers are still shown.
             answers = file.answers_to(evaluation.repeats, evaluation.systems)
             if answers:
@@ -78,7 +78,7 @@ def check_agents(evaluation: Evaluation) -> None:
         check_question_lengths(evaluation.questions, codec, agent.config.game)
 
 
-async def ask_missing(evaluation: Evaluation, file: PredictionFile) -> None:
+def ask_missing(evaluation: Evaluation, file: PredictionFile) -> None:
     """Let each system answer the questions that the file lacks, one system after the other."""
     missing: dict[System, list[Repeat]] = {}
     for system in evaluation.systems:
@@ -89,8 +89,12 @@ async def ask_missing(evaluation: Evaluation, file: PredictionFile) -> None:
         return
     data = evaluation.data_for(missing)  # the questions for searches and fine-tuning
     account = open_account(evaluation.config, evaluation.folder)  # the journal and budget of all systems
-    for system, unanswered in missing.items():
-        await ask_system(evaluation, system, unanswered, data, account, file)
+
+    async def ask_systems() -> None:
+        for system, unanswered in missing.items():
+            await ask_system(evaluation, system, unanswered, data, account, file)
+
+    asyncio.run(ask_systems())
 
 
 async def ask_system(

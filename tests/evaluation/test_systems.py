@@ -1,5 +1,6 @@
 """The systems of an evaluation, the settings that its answers have in common."""
 
+import asyncio
 import errno
 import gc
 import json
@@ -483,6 +484,24 @@ def test_a_changed_model_that_writes_prompts_is_noticed(tmp_path):
     save_model(tmp_path)
     config = EvaluateConfig(method=("direct",), env=("mini",), optimizer_env=f"hf:{tmp_path}")
     assert digested_by(config, {}) == {f"digest of {tmp_path}"}
+
+
+async def loaded_questions():
+    """Questions that a function of the user loads in an event loop of its own."""
+    return [{"question": f"Who is {number}?", "answer": "Anna"} for number in range(9)]
+
+
+def own_questions(split, seed):
+    return asyncio.run(loaded_questions())
+
+
+def test_a_users_function_may_run_an_event_loop_to_load_the_questions_for_a_search(tmp_path):
+    """A bug: it was called inside the event loop of the evaluation, where asyncio.run fails."""
+    spec = "py:tests.evaluation.test_systems:own_questions"
+    line = f"--method opro --env py:tests.evaluation.test_systems:Wordless --optimize-calls 9 --data {spec}"
+    train = f"--train-data {spec} --optimize-examples 2 --device cpu --limit 2"
+    run_here("evaluate.py", *line.split(), *train.split(), "--out", tmp_path / "out")
+    assert json.loads((tmp_path / "out/results.json").read_text())["opro"]["em"] == 1
 
 
 class Wordless:
