@@ -201,7 +201,8 @@ def settings_of_file(source: str, flags: Collection[str]) -> dict[str, Any]:
 
 def merged(base: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a preset or file (`base`), and of the flags, which override them."""
-    for given in (flags, base):
+    not_overridden = {name: value for name, value in base.items() if name not in flags}
+    for given in (flags, not_overridden):
         if "steps" in given and given.get("epochs"):
             raise UsageError("--steps and --epochs both say how long to train: give one of them")
     both = {**base, **flags}

@@ -40,6 +40,8 @@ def test_a_training_is_as_long_as_the_steps_or_the_epochs_that_were_given_last(t
     for text, flags, steps, epochs in [
         ("steps: 7", "--epochs 2", 7, 2),
         ("epochs: 3", "--steps 9", 9, 0),
+        ("steps: 7\nepochs: 3", "--steps 9", 9, 0),
+        ("steps: 7\nepochs: 3", "--epochs 2", 7, 2),
         ("epochs: 3", "", 320, 3),
         ("steps: 7\nepochs: 0", "", 7, 0),  # as in the config.yaml of a run
     ]:
