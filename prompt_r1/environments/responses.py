@@ -32,6 +32,8 @@ TOO_LONG_CODES = ("context_length_exceeded", "exceed_context_size_error")  # Ope
 TOO_LONG_PHRASES = (
     "maximum context length is",  # OpenAI, vLLM, DeepSeek
     "longer than the maximum model length",  # vLLM
+    "the model's context length is only",  # vLLM
+    "exceeds the model's maximum context length",  # SGLang
     "longer than the model's context length",  # SGLang
     "exceeds the available context size",  # llama.cpp
     "exceeds the maximum number of tokens allowed",  # Gemini
@@ -61,7 +63,7 @@ def read_reply(status: int, headers: Mapping[str, str], body: bytes, *, now: flo
     # A 200 whose error is a text is read as a completion. If it has no reply, `NoText` shows the error.
     fields = error if isinstance(error, dict) else {}
     is_ok = 200 <= status < 300
-    if is_ok and not fields:
+    if is_ok and not any(fields.values()):
         return _read_completion(data, body)
     said = _words_of(data, body)
     reason = f"HTTP {status}"
@@ -83,7 +85,7 @@ def read_reply(status: int, headers: Mapping[str, str], body: bytes, *, now: flo
     raise Refused(
         reason + ADVICE.get(status, ""),
         status=status,
-        field=_unknown_field(data, fields),
+        field=_unknown_field(data, fields) if status in (400, 422) else "",
         concerns_all=status in WRONG_FOR_ALL,
     )
 
@@ -190,7 +192,7 @@ def _words_of(data: Mapping[str, object], body: bytes) -> str:
 def _unknown_field(data: Mapping[str, object], error: Mapping[str, object]) -> str:
     """The field of the request that the server does not know, from OpenAI's `param` or FastAPI's `loc`."""
     if error.get("code") in UNKNOWN_FIELD_CODES:
-        return str(error.get("param"))
+        return str(error.get("param") or "")
     details = data.get("detail")
     for detail in details if isinstance(details, list) else []:
         if isinstance(detail, dict) and detail.get("type") in UNKNOWN_FIELD_CODES:

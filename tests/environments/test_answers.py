@@ -45,6 +45,8 @@ JSON_BODIES = JSON_VALUES.map(lambda value: json.dumps(value).encode())
 TOO_LONG = [
     (400, "This model's maximum context length is 4096 tokens. You requested 5000"),  # OpenAI, DeepSeek
     (400, "The decoder prompt (length 5000) is longer than the maximum model length of 4096"),  # vLLM
+    (400, "However, the model's context length is only 4096 tokens, resulting in a maximum input"),  # vLLM
+    (400, "Requested token count exceeds the model's maximum context length of 4096 tokens."),  # SGLang
     (400, "The input (5000 tokens) is longer than the model's context length (4096 tokens)."),  # SGLang
     (400, "the request exceeds the available context size. try increasing the context size"),  # llama.cpp
     (400, "prompt is too long: 208310 tokens > 200000 maximum"),  # Anthropic
@@ -85,6 +87,7 @@ def what_follows(*answers: httpx.Response | Exception, **settings: object) -> tu
 
 REPLIES = [
     (body_of("Paris"), "Paris"),
+    ({**body_of("Paris"), "error": {"message": "", "code": None}}, "Paris"),  # It was paid, and sent again.
     (body_of([{"type": "text", "text": "Pa"}, {"type": "text", "text": "ris"}]), "Paris"),
     (body_of([{"type": "thinking", "thinking": "France?"}, {"type": "text", "text": "Paris"}]), "Paris"),
     (body_of("Paris", reasoning_content="Lyon?"), "Paris"),
