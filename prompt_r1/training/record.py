@@ -119,6 +119,10 @@ class Record:
         # A user's own reward decides before EM, because EM may know only one of several right answers.
         is_best = agent.is_better_than(self.state.best, reward_first=bool(self.run.config.reward))
         if is_best:
+            if em is None and self.run.config.val_data and self.state.best is None:
+                self.run.log.say(
+                    "The environment broke every validation game: the newest agent counts as the best"
+                )
             self.state = replace(self.state, best=agent)
         return is_best
 

@@ -14,6 +14,7 @@ from prompt_r1.programs.files import replace_file
 from prompt_r1.programs.sealed_folders import find_damage
 from prompt_r1.settings.fields import write_yaml
 from prompt_r1.training.alarms import Alarms
+from prompt_r1.training.best import Candidate
 from prompt_r1.training.checkpoint import State, load_tensors, newest_checkpoint, read_state
 from prompt_r1.training.log import json_line, read_metrics
 from prompt_r1.training.record import Record
@@ -73,8 +74,8 @@ def export_if_missing(record: Record) -> None:
 
     - The run stopped between checkpoint and export.
     - RUN/agent is newer than the checkpoint, because newer checkpoints are damaged. Then the checkpoint of
-      the best agent may be gone: it was removed when the newer agent became the best. If so, RUN/agent stays
-      as it is, and the next agent that is validated or saved counts as the best.
+      the best agent may be gone: it was removed when the newer agent became the best. If so, the agent of the
+      resumed step counts as the best, until a validation judges an agent.
     """
     run, best = record.run, record.state.best
     exported = run.ranks.on_first_rank(lambda: exported_step(run.folder / "agent"))
@@ -82,12 +83,14 @@ def export_if_missing(record: Record) -> None:
         return
     checkpoint = checkpoint_of(run.folder, best.step)
     if run.ranks.on_first_rank(lambda: find_damage(checkpoint)):
+        step = record.state.trained_step
         run.log.say(
-            f"The checkpoint of the best agent, of step {best.step}, is gone or damaged: the next agent that "
-            "is validated or saved counts as the best"
+            f"The checkpoint of the best agent, of step {best.step}, is gone or damaged: the agent of step "
+            f"{step} counts as the best until a validation judges an agent"
         )
-        record.state = replace(record.state, best=None)
-        return
+        best = Candidate(step, em=None, reward=0.0)
+        record.state = replace(record.state, best=best)
+        checkpoint = checkpoint_of(run.folder, step)
     load_tensors(checkpoint, run.policy, run.optimizer, run.ranks)
     lines = {line["step"]: line for line in read_metrics(run.folder)}
     record.export(lines.get(best.step, {"step": best.step}))

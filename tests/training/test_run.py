@@ -257,18 +257,27 @@ def test_a_removed_agent_is_exported_again_from_its_checkpoint(base, tmp_path):
     assert resumed.run.refreshed == [3.0]
 
 
-def test_where_the_checkpoint_of_the_best_agent_is_lost_the_next_saved_agent_takes_its_place(base, tmp_path):
+def test_where_the_best_agent_is_lost_the_agent_of_the_resumed_step_takes_its_place(base, tmp_path):
     """The checkpoint of step 1 is removed when step 3 is the best, and then that of step 3 is damaged."""
     record = resume(tmp_path, base)
     for em in (0.2, 0.5, 0.1, 0.6):
         record.step(val_em=em, val_reward=0.1)
     (tmp_path / "checkpoints" / "step-000003" / "state.json").unlink()
     resumed = resume(tmp_path, base)
-    assert resumed.state.trained_step == 2 and resumed.state.best is None
-    assert exported_step(tmp_path / "agent") == 3, "the agent of the lost step stays until then"
+    assert resumed.state.best.step == 2 == exported_step(tmp_path / "agent") == exported_weight(tmp_path)
     resumed.step(val_em=0.05, val_reward=0.1)
-    assert resumed.state.best.step == 3
-    assert json.loads((tmp_path / "agent" / STEP_FILE).read_text())["val/em"] == 0.05
+    assert exported_step(tmp_path / "agent") == 3, "the first agent that a validation has judged"
+
+
+def test_a_finished_run_whose_best_agent_is_lost_gets_the_agent_of_the_resumed_step(base, tmp_path):
+    """As where somebody copied only the newest checkpoint. It ended without an agent, or with "no folder"."""
+    record = resume(tmp_path, base)
+    for em in (0.2, 0.5, 0.1):
+        record.step(val_em=em, val_reward=0.1)
+    shutil.rmtree(tmp_path / "agent")
+    shutil.rmtree(tmp_path / "checkpoints" / "step-000001")
+    resume(tmp_path, base)
+    assert exported_step(tmp_path / "agent") == 2 == exported_weight(tmp_path)
 
 
 def test_a_full_disk_in_an_export_stops_the_run_which_exports_the_agent_when_it_is_resumed(
