@@ -3,7 +3,8 @@
 SQuAD's rules, which the paper's release uses (evaluation/official.py), drop all punctuation. They were made
 for names. In mathematics they make wrong answers right: "-5" equals "5", "1/2" equals "12", and "2x+3" equals
 "2x-3". The rules here (`STEPS`) keep the point of a number, and the operators - + / = ^ < > ≤ ≥ ≠ without the
-blanks around them. After a word, the blank before a sign stays, and a dash between blanks is dropped:
+blanks around them. After a word, the blank before a minus or a comparison stays, and a dash between
+blanks is dropped:
 
     x = - 5               x=-5
     2x + 3                2x+3
