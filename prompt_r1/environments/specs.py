@@ -115,10 +115,10 @@ def check_environment(
     trusted: Collection[str],
     prices: Mapping[str, Price] | None = None,
 ) -> None:
-    """Raise UsageError for wrong settings, and for names that stand for no environment.
+    """Raise UsageError for wrong settings, for names that stand for no environment, and for a dead server.
 
-    `prices`, by the names of environments, replaces --env-price. It imports no torch and loads no model, so
-    the user hears of an error at once.
+    `prices`, by the names of environments, replaces --env-price. Nothing here imports torch or loads a model,
+    so the user hears of an error at once. Of the servers, only those of this machine are tried.
     """
     names = spec.split(",")
     parse_fields(config.env_args)
@@ -134,7 +134,7 @@ def check_environment(
             case "local":
                 _check_model_of(name)
             case "url" | "model":
-                _endpoint(name, config, trusted)
+                _endpoint(name, config, trusted).check_listening()
 
 
 def open_environment(
@@ -236,23 +236,17 @@ def _check_model_of(name: str) -> None:
 
 
 def _endpoint(name: str, config: EnvironmentConfig, trusted: Collection[str]) -> "Endpoint":
-    """The endpoint of a name.
-
-    Raises UsageError for a malformed name, for a key that cannot be used, and for a server of this machine
-    that does not listen.
-    """
+    """The endpoint of a name. Raises UsageError for a malformed name, and for a key that cannot be used."""
     # It is imported here, because other environments need no HTTP.
     from prompt_r1.environments.endpoint import endpoint_of
 
     gets_key = form_of_name(name) == "model" or name in trusted
-    endpoint = endpoint_of(
+    return endpoint_of(
         name,
         key=os.environ.get("OPENAI_API_KEY", "") if gets_key else "",
         fields=parse_fields(config.env_args),
         system=config.env_system,
     )
-    endpoint.check_listening()
-    return endpoint
 
 
 def parse_fields(text: str) -> dict[str, object]:
