@@ -12,7 +12,6 @@ out of distribution.
 
 import argparse
 import asyncio
-import random
 import sys
 from collections.abc import Sequence
 from itertools import chain, combinations
@@ -21,7 +20,7 @@ from statistics import fmean
 
 from prompt_r1.environments.asking import IN_TAGS, read_answer
 from prompt_r1.evaluation.predictions import FILE, Prediction, PredictionFile, System
-from prompt_r1.evaluation.searches import ALL, Data, names_of_searches, task_score
+from prompt_r1.evaluation.searches import ALL, Data, draw, names_of_searches, task_score
 from prompt_r1.miniworld.questions import mini_questions
 from prompt_r1.programs.command_line import run_program
 from prompt_r1.spending import Spending
@@ -67,9 +66,7 @@ async def write_answers(folder: Path, seed: int) -> None:
     kinds = list(dict.fromkeys(question.dataset for question in test))
     prompts = {}
     for name in names_of_searches(kinds, data):
-        training = data.of_dataset(name).train
-        # `PromptSearch.begin` draws the questions in the same way.
-        drawn = random.Random(f"chosen {seed}").sample(list(training), len(training))[:EXAMPLES]
+        drawn = draw(data.of_dataset(name).train, EXAMPLES, seed=seed)
         prompts[name] = await best_prompt(environment, drawn)
         print(f"{name}: {prompts[name]}")
     answers = PredictionFile(folder / FILE)

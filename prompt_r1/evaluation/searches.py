@@ -84,8 +84,7 @@ class PromptSearch:
 
         `authors_count`: how many questions the authors draw.
         """
-        shuffled = random.Random(f"chosen {self.seed}").sample(list(questions), len(questions))
-        self.questions = shuffled[: self.examples or authors_count]
+        self.questions = draw(questions, self.examples or authors_count, seed=self.seed)
         if self.may_call(len(self.questions)):
             await self.score(SEED_PROMPT)
 
@@ -161,6 +160,11 @@ class Algorithm:
     authors_calls: int  # calls of both models, as many as the authors' code makes
     optimizer_share: float  # the optimiser's share of these calls
     optimizer_fields: RequestFields  # fields of each request to the optimiser
+
+
+def draw(questions: Sequence[Question], count: int, *, seed: int) -> list[Question]:
+    """Draw `count` questions in random order, or all of them if there are fewer."""
+    return random.Random(f"chosen {seed}").sample(list(questions), len(questions))[:count]
 
 
 def task_score(prediction: Prediction) -> float:
