@@ -152,7 +152,7 @@ def sample(model, games: list[Game], number: int, end: int, greedy: bool) -> lis
         else:  # The new token is where the cumulative weights exceed a random share of their sum.
             cumulative = (logits - logits.amax(-1, keepdim=True)).exp().cumsum(-1)
             uniform = torch.tensor([[generator.random()] for generator in generators])
-            # The last entry is left out, so that a share which is rounded up to the sum still finds the last
+            # The last entry is left out, so that a share that is rounded up to the sum still finds the last
             # token.
             below = cumulative[:, :-1].contiguous()
             new = torch.searchsorted(below, uniform * cumulative[:, -1:], right=True)[:, 0]

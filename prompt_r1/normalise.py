@@ -3,8 +3,8 @@
 SQuAD's rules, which the paper's release uses (evaluation/official.py), drop all punctuation. They were made
 for names. In mathematics they make wrong answers right: "-5" equals "5", "1/2" equals "12", and "2x+3" equals
 "2x-3". The rules here (`STEPS`) keep the point of a number, and the operators - + / = ^ < > ≤ ≥ ≠ without the
-blanks around them. After a word, the blank before a minus or a comparison stays, and a dash between
-blanks is dropped:
+blanks around them. After a word, the blank before a minus or a comparison stays, and a dash between blanks is
+dropped:
 
     x = - 5               x=-5
     2x + 3                2x+3
@@ -67,8 +67,8 @@ STEPS = (
     (r"(?<=[\w)}\]|]) \+ (?=[\w({\\|])", "+"),
     # Fractions, equations and exponents: 1 / 3 → 1/3, f = ma → f=ma, 10 ^ {5} → 10^5
     (rf" ?([/=^]){OPENING}", r"\1"),
-    # The plus of a positive number, at the start, after a word, and in an exponent: +5 → 5, it is +5 → it is
-    # 5, 1e+5 → 1e5, but not x+5.
+    # The plus of a positive number, at the start, after a word, and in an exponent:
+    # +5 → 5, it is +5 → it is 5, 1e+5 → 1e5, but not x+5.
     (rf"(^|\de|{WORD} )\+(?=\.?\d)", r"\1"),
     # Hyphens: well-known → wellknown, covid-19 → covid19, but not x-1.
     (rf"({WORD})-+(?=\w)|(?<=\w)-+(?={WORD})", r"\1"),

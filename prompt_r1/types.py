@@ -144,7 +144,8 @@ class ScoredGame:
 
     trajectory: Trajectory
     reward: Reward | None  # None: the environment broke the game.
-    advantage: float | None  # None: not trained on. The game broke, or much of its group did.
+    # None: the game is not trained on. Either it broke, or more than a quarter of its group did.
+    advantage: float | None
     # The game's number in its training step, over all ranks: number of the question × group size + sample.
     index: int = 0
     # A user's advantages of the turns, whose mean is `advantage`. (): all tokens have `advantage`.
