@@ -26,8 +26,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import torch
-
 from prompt_r1.miniworld.agent import build_agent
 from prompt_r1.miniworld.demonstrations import ask_clearly, decompose, demonstrations, guess, perform
 from prompt_r1.miniworld.environment import MiniEnvironment
@@ -188,9 +186,9 @@ def main() -> None:
     if given.games:
         write_games(given.out, given.games, given.seed)
         return
-    torch.set_num_threads(1)
-    for part in build_agent(given.seed, demonstrator=show_part):
-        part.save_pretrained(given.out)
+    model, tokenizer = build_agent(given.seed, demonstrations(given.seed, demonstrator=show_part))
+    model.save_pretrained(given.out)
+    tokenizer.save_pretrained(given.out)
 
 
 if __name__ == "__main__":

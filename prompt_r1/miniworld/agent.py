@@ -8,7 +8,7 @@ import random
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -21,7 +21,7 @@ from tqdm import tqdm
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import logging
 
-from prompt_r1.miniworld.demonstrations import GAMES, WORLDS, Demonstrator, demonstrations, play_demonstration
+from prompt_r1.miniworld.demonstrations import Demonstration, demonstrations
 from prompt_r1.model.fine_tuning import fine_tune
 from prompt_r1.programs.progress import progress_bar
 from prompt_r1.programs.sealed_folders import build_folder
@@ -52,16 +52,47 @@ CHAT_TEMPLATE = """\
 MiniAgent = tuple[Qwen3ForCausalLM, PreTrainedTokenizerFast]
 
 
-def build_agent(
-    seed: int,
-    *,
-    worlds: int = WORLDS,
-    games: int = GAMES,
-    steps: int = 1500,
-    demonstrator: Demonstrator = play_demonstration,
-) -> MiniAgent:
-    """Warm-start an agent on `games` demonstrations from each of `worlds` worlds."""
-    examples = list(demonstrations(seed, worlds, games, demonstrator=demonstrator))
+def mini_agent(seed: int, cache_dir: Path | str) -> Path:
+    """The Hugging Face folder of the warm-started agent of `seed`.
+
+    The agent of seed 0 comes with the package. Others are built by the first call and kept in `cache_dir`.
+    """
+    name = f"mini-agent-{seed}-v{VERSION}"
+    if (EMBEDDED / name).is_dir():
+        return EMBEDDED / name
+    folder = Path(cache_dir) / name
+    if folder.is_dir():
+        return folder
+    tqdm.write(
+        f"Building the mini agent of seed {seed}: about a minute, once; it is kept in {folder}",
+        file=sys.stderr,
+    )
+    build_folder(folder, partial(_build_and_save, seed))
+    return folder
+
+
+def _build_and_save(seed: int, folder: Path) -> None:
+    model, tokenizer = build_agent(seed, demonstrations(seed))
+    logging.disable_progress_bar()  # Where nobody reads stderr, it would raise BrokenPipeError.
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def build_agent(seed: int, examples: Iterable[Demonstration], *, steps: int = 1500) -> MiniAgent:
+    """Warm-start an agent on demonstrations.
+
+    It computes in one thread, which is fastest for a tiny model. So the weights do not depend on the number
+    of cores.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return _warm_start(seed, list(examples), steps)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _warm_start(seed: int, examples: Sequence[Demonstration], steps: int) -> MiniAgent:
     texts = [plain_text(question, turns) for question, turns in examples[:SHOWN_TO_TOKENIZER]]
     tokenizer = train_tokenizer(texts, vocabulary=1400)
     codec = Codec(tokenizer, INSTRUCTION)
@@ -86,38 +117,6 @@ def build_agent(
     for _ in progress_bar(losses, name="warm start", unit="step", total=steps):
         pass
     return model, tokenizer
-
-
-def mini_agent(seed: int, cache_dir: Path | str, *, build: Callable[[int], MiniAgent] = build_agent) -> Path:
-    """The Hugging Face folder of the warm-started agent of `seed`.
-
-    The agent of seed 0 comes with the package. Others are built by the first call and kept in `cache_dir`.
-    """
-    name = f"mini-agent-{seed}-v{VERSION}"
-    if (EMBEDDED / name).is_dir():
-        return EMBEDDED / name
-    folder = Path(cache_dir) / name
-    if folder.is_dir():
-        return folder
-    tqdm.write(
-        f"Building the mini agent of seed {seed}: about a minute, once; it is kept in {folder}",
-        file=sys.stderr,
-    )
-
-    def build_and_save(new_folder: Path) -> None:
-        threads = torch.get_num_threads()
-        # One thread is fastest for a tiny model, and the weights do not depend on the number of cores.
-        torch.set_num_threads(1)
-        try:
-            parts = build(seed)
-        finally:
-            torch.set_num_threads(threads)
-        logging.disable_progress_bar()  # Where nobody reads stderr, it would raise BrokenPipeError.
-        for part in parts:
-            part.save_pretrained(new_folder)
-
-    build_folder(folder, build_and_save)
-    return folder
 
 
 def new_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausalLM:

@@ -6,8 +6,6 @@ import hashlib
 import random
 from collections import Counter
 from dataclasses import replace
-from functools import partial
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,6 +17,7 @@ from prompt_r1.errors import UsageError
 from prompt_r1.miniworld import agent as agent_module
 from prompt_r1.miniworld.agent import EMBEDDED, MiniAgent, build_agent, mini_agent
 from prompt_r1.miniworld.demonstrations import decompose, play_demonstration
+from prompt_r1.miniworld.demonstrations import demonstrations as make_demonstrations
 from prompt_r1.miniworld.environment import MiniEnvironment, MiniEnvironmentB
 from prompt_r1.miniworld.questions import SPLITS, TRAINING_MIX, make_questions, mini_questions
 from prompt_r1.miniworld.world import make_world
@@ -27,7 +26,6 @@ from prompt_r1.rollout import trajectory_of
 from prompt_r1.settings.agent import INSTRUCTIONS
 from tests.support.templates import KINDS, TOKENIZERS, tokenizer_of
 
-QUICK = partial(build_agent, worlds=1, games=200, steps=3)
 WORLD = make_world(0)
 
 
@@ -38,9 +36,14 @@ def environment_of(seed: int, kind: type[MiniEnvironment] = MiniEnvironment) -> 
     return environment
 
 
+def quick_agent() -> MiniAgent:
+    """An agent of few demonstrations and steps."""
+    return build_agent(0, make_demonstrations(0, worlds=1, games=200), steps=3)
+
+
 @pytest.fixture(scope="module")
 def quick():
-    return QUICK(0)
+    return quick_agent()
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +62,7 @@ def demonstrations():
 
 def test_an_agent_depends_on_its_seed_only_and_not_on_the_global_random_generator(quick):
     before = torch.random.get_rng_state()
-    again, _ = QUICK(0)
+    again, _ = quick_agent()
     assert torch.equal(before, torch.random.get_rng_state())
     weights = again.state_dict()
     assert all(torch.equal(weight, weights[name]) for name, weight in quick[0].state_dict().items())
@@ -309,34 +312,39 @@ def test_the_loss_of_the_warm_start_is_the_mean_over_the_agents_own_tokens(demon
     assert loss == pytest.approx(sum(nats) / len(nats), rel=1e-5)
 
 
-def test_an_agent_is_built_once_despite_interrupted_and_concurrent_builds(quick, codec, tmp_path, capsys):
-    cache = tmp_path / "agents"
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
 
-    def interrupted(seed: int) -> MiniAgent:
+
+def test_an_agent_is_built_in_one_thread_on_every_machine(two_threads):
+    """The last bits of its weights depended on the number of cores."""
+    seen = []
+
+    def interrupted():
+        seen.append(torch.get_num_threads())
         raise KeyboardInterrupt
+        yield
 
-    def half_saved(seed: int) -> MiniAgent:
-        """The first part is saved; at the second the process is interrupted."""
-        return quick[0], SimpleNamespace(save_pretrained=interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        build_agent(0, interrupted())
+    assert seen == [1] and torch.get_num_threads() == 2
 
-    def overtaken(seed: int) -> MiniAgent:
-        """Another process finishes the same build first."""
-        mini_agent(seed, cache, build=lambda seed: quick)
-        return quick
 
-    for build in (interrupted, half_saved):
-        with pytest.raises(KeyboardInterrupt):
-            mini_agent(1, cache, build=build)
-        assert not any(cache.iterdir())
-    (cache / ".unfinished-killed").mkdir()  # what a kill while saving leaves
-    folder = mini_agent(1, cache, build=overtaken)
-    building = f"Building the mini agent of seed 1: about a minute, once; it is kept in {folder}"
-    assert capsys.readouterr().err.count(building) == 4
-    assert folder == mini_agent(1, cache, build=interrupted)  # not built again
-    assert capsys.readouterr().err == "" and folder.stat().st_mode & 0o777 == 0o755
-    assert [path.name for path in sorted(cache.iterdir())] == [".unfinished-killed", folder.name]
-    # It is a standard Hugging Face model.
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+def test_an_agent_that_was_built_is_not_built_again(tmp_path, capsys):
+    folder = tmp_path / f"mini-agent-1-v{agent_module.VERSION}"
+    folder.mkdir()
+    assert mini_agent(1, tmp_path) == folder
+    assert capsys.readouterr().err == ""
+
+
+def test_a_saved_agent_is_a_standard_hugging_face_model(quick, codec, tmp_path):
+    for part in quick:
+        part.save_pretrained(tmp_path)
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
     tokens = Codec(tokenizer, INSTRUCTIONS["short"]).opening(f"What is {FILM} about?")
     assert tokens == codec.opening(f"What is {FILM} about?")
     with torch.no_grad():

@@ -3,14 +3,11 @@
 import asyncio
 import os
 from pathlib import Path
-from types import SimpleNamespace
-from typing import NoReturn
 
 import pytest
 import torch
 
 from prompt_r1.errors import UsageError
-from prompt_r1.miniworld.agent import mini_agent
 from prompt_r1.pair.api import open_pair
 from prompt_r1.pair.named_agent import GAME_FILE, NamedAgent, locate_agent, preset_config, resolve_agent
 from prompt_r1.pair.settings import ChosenPair, PairConfig
@@ -81,27 +78,6 @@ def two_threads():
     torch.set_num_threads(2)
     yield
     torch.set_num_threads(before)
-
-
-def test_a_mini_agent_is_built_with_one_thread_on_every_machine(two_threads, tmp_path):
-    """The last bits of its weights depended on the number of cores."""
-    seen = []
-
-    def build(seed: int) -> list[SimpleNamespace]:
-        seen.append(torch.get_num_threads())
-        return [SimpleNamespace(save_pretrained=Path.mkdir)]
-
-    mini_agent(seed=1, cache_dir=tmp_path, build=build)
-    assert seen == [1] and torch.get_num_threads() == 2
-
-
-def test_a_mini_agent_that_cannot_be_built_leaves_the_threads_of_torch_and_no_folder(two_threads, tmp_path):
-    def interrupted(seed: int) -> NoReturn:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        mini_agent(seed=1, cache_dir=tmp_path, build=interrupted)
-    assert torch.get_num_threads() == 2 and list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(("name", "threads"), [("mini", 1), ("smollm2", 2)])

@@ -60,6 +60,19 @@ def test_a_folder_of_a_cache_that_cannot_be_renamed_is_an_error_unless_another_p
         build_folder(tmp_path / "missing", lambda unfinished: None)
 
 
+def test_an_interrupted_build_leaves_nothing_in_the_cache(tmp_path):
+    def interrupted(folder: Path) -> None:
+        folder.mkdir()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build_folder(tmp_path / "cache" / "agent", interrupted)
+    assert list((tmp_path / "cache").iterdir()) == []
+    build_folder(tmp_path / "cache" / "agent", Path.mkdir)
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["agent"]
+    assert (tmp_path / "cache" / "agent").stat().st_mode & 0o777 == 0o755
+
+
 def test_a_sealed_folder_lists_its_files_and_their_sizes(tmp_path):
     write_folder(tmp_path / "agent", "four")
     listed = json.loads((tmp_path / "agent" / sealed_folders.MANIFEST).read_text())
