@@ -27,7 +27,7 @@ from functools import partial
 from pathlib import Path
 
 from prompt_r1.miniworld.agent import build_agent
-from prompt_r1.miniworld.demonstrations import ask_clearly, decompose, demonstrations, guess, perform
+from prompt_r1.miniworld.demonstrations import ask_clearly, decompose, demonstrations, guess_at_once, perform
 from prompt_r1.miniworld.environment import MiniEnvironment
 from prompt_r1.miniworld.questions import OWNERS, SIGNS, THINGS, Problem, Slots
 from prompt_r1.miniworld.world import CREW, PERSON_RELATIONS, YEARS, World
@@ -89,7 +89,7 @@ def _show_steps(environment: MiniEnvironment, rng: random.Random) -> tuple[Quest
         answer = one.answer
         plan = [(one.thoughts[0], one.request)]
     question = Question(f"parts-{text}", "parts", text, (answer,))
-    return question, perform(plan, environment, rng, fallback=str)
+    return question, perform(plan, environment, rng)
 
 
 def _show_start(
@@ -103,15 +103,15 @@ def _show_start(
     strategy = rng.choices(list(strategies), list(strategies.values()))[0]
     steps = decompose(slots)
     if strategy == "beginning":
-        turns = perform(steps[:1], environment, rng, fallback=str)
+        turns = perform(steps[:1], environment, rng)
         return turns[:1] if len(steps) > 1 else turns
     if strategy == "guess":
-        plan = []
-    elif strategy == "vague" and not isinstance(slots, Problem):
+        return guess_at_once(slots, environment.world, rng)
+    if strategy == "vague" and not isinstance(slots, Problem):
         plan = [("Let me see.", f"Tell me about {slots.film}.")]
     else:
         plan = [("I ask it as it is.", question.text)]
-    return perform(plan, environment, rng, fallback=lambda: guess(slots, environment.world, rng))
+    return perform(plan, environment, rng)
 
 
 def _draw_step(world: World, rng: random.Random) -> Step:

@@ -9,7 +9,6 @@ Reinforcement learning has to find them.
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 
 from prompt_r1.miniworld.environment import MiniEnvironment
 from prompt_r1.miniworld.questions import (
@@ -56,6 +55,8 @@ def play_demonstration(
     """Play a game with a strategy that is drawn at random."""
     shares = MATH_STRATEGIES if isinstance(slots, Problem) else STRATEGIES
     strategy = rng.choices(list(shares), list(shares.values()))[0]
+    if strategy == "guess":
+        return question, guess_at_once(slots, environment.world, rng)
     steps = decompose(slots)
     match strategy:
         case "decompose":
@@ -66,14 +67,10 @@ def play_demonstration(
             plan = steps[:1]
         case "as it is" | "stop early":  # A question of one step cannot stop early, so it is asked as it is.
             plan = [("I ask it as it is.", question.text)]
-        case "vague":
-            assert not isinstance(slots, Problem), "MATH_STRATEGIES has no vague questions"
-            plan = [("Let me see.", f"Tell me about {slots.film}.")]
         case _:
-            assert strategy == "guess", strategy
-            plan = []
-    guessed = partial(guess, slots, environment.world, rng)
-    return question, perform(plan, environment, rng, fallback=guessed)
+            assert strategy == "vague" and not isinstance(slots, Problem), (strategy, slots)
+            plan = [("Let me see.", f"Tell me about {slots.film}.")]
+    return question, perform(plan, environment, rng)
 
 
 def demonstrations(
@@ -93,36 +90,39 @@ def demonstrations(
             yield demonstrator(slots, question, environment, rng)
 
 
-def perform(
-    plan: Plan, environment: MiniEnvironment, rng: random.Random, *, fallback: Callable[[], str]
-) -> list[Turn]:
-    """Play a plan and answer with the value of the last reply; without a plan, with the `fallback`.
-
-    One demonstration in ten has a damaged turn.
-    """
-    count = len(plan) + 1  # the number of turns; the last turn answers
-    damages = [""] * count
-    if rng.random() < SHARE_DAMAGED:
-        damages[rng.randrange(count)] = rng.choice(DAMAGES)
+def perform(plan: Plan, environment: MiniEnvironment, rng: random.Random) -> list[Turn]:
+    """Play a plan, and answer with the value of the last reply, right or wrong."""
+    *damages, last_damage = _draw_damages(len(plan) + 1, rng)
     turns: list[Turn] = []
     value = ""
-    for number, (think, prompt) in enumerate(plan):
-        asked = prompt.replace("{value}", value)
-        text = _write(think, "interaction_prompt", asked, damages[number])
+    for (think, prompt), damage in zip(plan, damages, strict=True):
+        text = _write(think, "interaction_prompt", prompt.replace("{value}", value), damage)
         action = parse(text)
         if action.prompt is None:  # The tag is missing, so the game ends without a call.
             return [*turns, Turn(text, action, None)]
         reply = environment.reply(action.prompt)
         turns.append(Turn(text, action, reply.text))
         value = reply.value
-    if not plan:
-        think, answer = "I think I know this.", fallback()
-    elif value:
-        think, answer = "Now I know the answer.", value  # right or wrong
+    if value:
+        text = _write("Now I know the answer.", "answer", value, last_damage)
     else:
-        think, answer = "I was told nothing.", "unknown"
-    text = _write(think, "answer", answer, damages[-1])
+        text = _write("I was told nothing.", "answer", "unknown", last_damage)
     return [*turns, Turn(text, parse(text), None)]
+
+
+def guess_at_once(slots: Slots, world: World, rng: random.Random) -> list[Turn]:
+    """Answer without a request, with a random answer of the right type."""
+    [damage] = _draw_damages(1, rng)
+    text = _write("I think I know this.", "answer", _guess(slots, world, rng), damage)
+    return [Turn(text, parse(text), None)]
+
+
+def _draw_damages(count: int, rng: random.Random) -> list[str]:
+    """For each of `count` turns, how it is damaged. One demonstration in ten has one damaged turn."""
+    damages = [""] * count
+    if rng.random() < SHARE_DAMAGED:
+        damages[rng.randrange(count)] = rng.choice(DAMAGES)
+    return damages
 
 
 def decompose(slots: Slots) -> Plan:
@@ -169,7 +169,7 @@ def _mix_up(slots: Slots, world: World, rng: random.Random) -> Slots:
             return replace(slots, film=rng.choice(world.train.films))
 
 
-def guess(slots: Slots, world: World, rng: random.Random) -> str:
+def _guess(slots: Slots, world: World, rng: random.Random) -> str:
     """A random answer of the right type."""
     match slots:
         case Compare():
