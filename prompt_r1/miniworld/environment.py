@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass
 
 from prompt_r1.miniworld.prompts import (
     BeforeYear,
+    Details,
     LiteralRequest,
     Lookup,
     Request,
@@ -111,7 +112,7 @@ class MiniEnvironment:
                 return OPPOSITE[truth]
             case Compare():  # Usually it gives no answer; sometimes it gives the wrong answer.
                 return OPPOSITE[truth] if rng.random() < 0.1 else ""
-            case Gen(film, detailed=True):
+            case Details(film):
                 other = _other(facts[film, "genre"], GENRES, rng)
                 return summary(other, facts[film, "hero"], facts[film, "director"])
             case Gen():
@@ -147,7 +148,7 @@ def generator_for(seed: str, prompt: str) -> random.Random:
 def chance_of(request: LiteralRequest, skills: Skills) -> float:
     """The probability of a right answer to a literal request."""
     match request:
-        case Lookup() | BeforeYear() | Gen(detailed=True):
+        case Lookup() | BeforeYear() | Details():
             return skills.clear
         case Sum():
             return skills.sum
@@ -176,7 +177,7 @@ def form_of_reply(request: LiteralRequest, value: str) -> str:
             return value or "hedge"
         case Problem():
             return "problem"
-        case Gen():
+        case Details() | Gen():
             return "summary"
 
 

@@ -51,6 +51,13 @@ class Sum:
 
 
 @dataclass(frozen=True)
+class Details:
+    """What is `film` about, with its genre, hero and director?"""
+
+    film: str
+
+
+@dataclass(frozen=True)
 class Vague:
     """Anything about `subject`."""
 
@@ -58,7 +65,7 @@ class Vague:
 
 
 # A literal request is answered as it stands. `interpret` turns the others into literal requests.
-LiteralRequest = Lookup | BeforeYear | Sum | Bridge | Compare | Problem | Gen
+LiteralRequest = Lookup | BeforeYear | Sum | Details | Bridge | Compare | Problem | Gen
 Request = LiteralRequest | Vague | Pop
 Build = Callable[..., Request]
 """Builds a request from the named groups of a pattern, which are its arguments."""
@@ -118,10 +125,7 @@ PATTERNS = (
         for relation, wordings in POP_WORDINGS.items()
         for wording in wordings
     ),
-    *(
-        _pattern(_DETAILS + _regex_of(wording) + r",? with .+", partial(Gen, detailed=True))
-        for wording in GEN_WORDINGS
-    ),
+    *(_pattern(_DETAILS + _regex_of(wording) + r",? with .+", Details) for wording in GEN_WORDINGS),
     *(_pattern(_regex_of(wording), Gen) for wording in GEN_WORDINGS),
     _pattern(rf"tell me (?:something )?about {_SUBJECT}", Vague),
 )
@@ -176,4 +180,6 @@ def truth_of(request: LiteralRequest | Pop, world: World) -> str:
         case Sum(left, sign, right):
             change = int(right) if sign == "plus" else -int(right)
             return str(int(left) + change)
+        case Details(film):
+            return answer_of(Gen(film), world)
     return answer_of(request, world)

@@ -102,7 +102,6 @@ class Gen:
     """What is `film` about?"""
 
     film: str
-    detailed: bool = False  # Whether a prompt names genre, hero and director. No question does.
 
 
 Slots = Bridge | Compare | Pop | Problem | Gen

@@ -71,14 +71,18 @@ class World:
     def values(self, relation: str) -> Sequence[str]:
         """All values that `relation` can have: wrong but plausible answers are drawn from them."""
         people = self.train.people + self.test.people
-        tables: Mapping[str, Sequence[str]] = {
-            "mother": _women(people),
-            "birthplace": self.train.cities + self.test.cities,
-            "year": YEARS,
-            "genre": GENRES,
-            "hero": HEROES,
-        }
-        return tables.get(relation, people)
+        match relation:
+            case "mother":
+                return _women(people)
+            case "birthplace":
+                return self.train.cities + self.test.cities
+            case "year":
+                return YEARS
+            case "genre":
+                return GENRES
+            case "hero":
+                return HEROES
+        return people
 
 
 @lru_cache(maxsize=4)  # The environment and all questions of a run are of one world.
