@@ -1,11 +1,11 @@
 """Open environments by `--env SPEC`: one or several names, separated by commas.
 
-A new form of name goes to `form_of_name`, `check_environment` and `_open_source`.
+A new form of name goes to `form_of_name` and `find_source`.
 """
 
 import json
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -25,33 +25,31 @@ from prompt_r1.settings.functions import OBJECT_PREFIX, import_object
 if TYPE_CHECKING:  # torch is not imported here, so that a wrong SPEC is reported at once.
     import torch
 
-    from prompt_r1.environments.endpoint import Endpoint
-
 BUILT_IN: Mapping[str, type[Answering]] = {
     "mini": MiniEnvironment,
     "mini-b": MiniEnvironmentB,
     "mini-mute": MuteEnvironment,
     "none": MuteEnvironment,  # An agent without an environment answers at once, and asks nothing.
 }
-NameForm = Literal["built-in", "local", "own", "url", "model"]
+NameForm = Literal["object", "local", "url", "model"]
+OpenSource = Callable[[int, "torch.device | None"], Source]
+"""Opens a source, with the seed of the run and the device of the models in this process."""
 RESERVED_FIELDS = ("model", "messages", "stream", "n")  # fields of a request that users may not set
 
 
 def form_of_name(name: str) -> NameForm:
     """The form of a name. It decides what environment the name stands for.
 
-    BUILT_IN                         built-in   part of this package
-    hf:DIR, hf:FILE.gguf, smollm2    local      a Hugging Face model in this process
-    py:MODULE:NAME                   own        an object of the user with `ask` (own.py)
-    MODEL@http://host:port/v1        url        a model behind an OpenAI-compatible endpoint
+    BUILT_IN                         object     an object with `ask`, part of this package
+    py:MODULE:NAME                   object     an object of the user with `ask` (own.py)
+    hf:DIR, hf:FILE.gguf, smollm2    local      a Hugging Face model in this process (local.py)
+    MODEL@http://host:port/v1        url        a model behind an OpenAI-compatible endpoint (endpoint.py)
     MODEL                            model      a model at OPENAI_BASE_URL (default: OpenAI)
     """
-    if name in BUILT_IN:
-        return "built-in"
+    if name in BUILT_IN or name.startswith(OBJECT_PREFIX):
+        return "object"
     if name == SMOLLM2 or name.startswith("hf:"):
         return "local"
-    if name.startswith(OBJECT_PREFIX):
-        return "own"
     return "url" if "@http" in name else "model"
 
 
@@ -114,109 +112,61 @@ def check_environment(
     *,
     trusted: Collection[str],
     prices: Mapping[str, Price] | None = None,
-) -> None:
-    """Raise UsageError for wrong settings, for names that stand for no environment, and for a dead server.
+) -> list[OpenSource]:
+    """Check a SPEC and its settings. Returns a function for each name, which opens its source.
 
-    `prices`, by the names of environments, replaces --env-price. Nothing here imports torch or loads a model,
-    so the user hears of an error at once. Of the servers, only those of this machine are tried.
+    `prices`, by the names of environments, replaces --env-price. Raises UsageError for wrong settings, for
+    names that stand for no environment, and for a server of this machine that does not listen. Nothing here
+    imports torch or loads a model, so the user hears of an error at once.
     """
     names = spec.split(",")
-    parse_fields(config.env_args)
     if prices is None:
         prices = parse_prices(config.env_price, names)
     if config.max_env_usd:
         check_usd_limit_of("--max-env-usd", spec, config, prices)
     Route(config.route, len(names))  # This raises UsageError for a wrong route.
-    for name in names:
-        match form_of_name(name):
-            case "own":
-                _import(name, trusted)
-            case "local":
-                _check_model_of(name)
-            case "url" | "model":
-                _endpoint(name, config, trusted).check_listening()
+    return [find_source(name, config, trusted, priced=prices[name] != FREE) for name in names]
 
 
-def open_environment(
-    spec: str,
-    config: EnvironmentConfig,
-    *,
-    trusted: Collection[str] = (),
-    account: Account | None = None,
-    seed: int = 0,
-    device: "torch.device | None" = None,
-    prices: Mapping[str, Price] | None = None,
-) -> Environment:
-    """Open the environments of a SPEC. The caller closes them.
+def find_source(
+    name: str, config: EnvironmentConfig, trusted: Collection[str], *, priced: bool
+) -> OpenSource:
+    """Find what a name stands for, and return the function that opens it as a source.
 
-    `seed` is the seed of the mini world, of the user's objects, and of local models, which are on `device`.
-    `prices`, by the names of environments, replaces --env-price. Raises UsageError for a SPEC that cannot be
-    opened with these settings.
+    Raises UsageError if it cannot be opened.
     """
-    # All names are checked before the first model is loaded.
-    check_environment(spec, config, trusted=trusted, prices=prices)
-    names = spec.split(",")
-    price_of = parse_prices(config.env_price, names) if prices is None else prices
-    account = account or open_account(config)
-    sources = [
-        _open_source(name, config, trusted, price=price_of[name], seed=seed, device=device) for name in names
-    ]
-    return Environment(
-        sources,
-        journal=account.journal,
-        budget=account.budget,
-        prices=[price_of[name] for name in names],
-        route=config.route,
-        concurrency=config.env_concurrency,
-    )
+    fields = parse_fields(config.env_args)
+    form = form_of_name(name)
+    if form == "object":
+        own = BUILT_IN[name] if name in BUILT_IN else _import(name, trusted)
 
+        def open_object(seed: int, device: "torch.device | None") -> Source:
+            return OwnSource(own, seed=seed, name=name, priced=priced, reply_limit=limit_in(fields))
 
-def open_own(own: Answering, config: EnvironmentConfig, *, seed: int) -> Environment:
-    """Open an object of the user that is given as such, and not by a SPEC. Nothing is recorded."""
-    [price] = parse_prices(config.env_price, ["env"]).values()
-    source = _own_source(own, config, price=price, seed=seed)
-    if config.max_env_usd:
-        check_usd_limit("--max-env-usd", [price], [source.reply_limit])
-    budget = Budget(max_calls=config.max_env_calls, max_usd=config.max_env_usd)
-    return Environment([source], budget=budget, prices=[price], concurrency=config.env_concurrency)
+        return open_object
 
+    if form == "local":
+        _check_model_of(name)
 
-def _open_source(
-    name: str,
-    config: EnvironmentConfig,
-    trusted: Collection[str],
-    *,
-    price: Price,
-    seed: int,
-    device: "torch.device | None",
-) -> Source:
-    """Open the source of a name that `check_environment` has accepted."""
-    match form_of_name(name):
-        case "built-in":
-            return _own_source(BUILT_IN[name], config, name=name, price=price, seed=seed)
-        case "own":
-            return _own_source(_import(name, trusted), config, name=name, price=price, seed=seed)
-        case "local":
-            from prompt_r1.environments.local import load_local
+        def open_local(seed: int, device: "torch.device | None") -> Source:
+            from prompt_r1.environments.local import load_local  # It imports torch.
 
             assert device is not None, f"{name} needs a device"
+            slots = config.env_concurrency
             return load_local(
-                name,
-                fields=parse_fields(config.env_args),
-                system=config.env_system,
-                seed=seed,
-                slots=config.env_concurrency,
-                device=device,
+                name, fields=fields, system=config.env_system, seed=seed, slots=slots, device=device
             )
-        case "url" | "model":
-            return _endpoint(name, config, trusted)
 
+        return open_local
 
-def _own_source(own: Any, config: EnvironmentConfig, *, price: Price, seed: int, name: str = "") -> OwnSource:
-    """The source that asks an object with `ask`, or an object of a class with `ask`."""
-    return OwnSource(
-        own, seed=seed, name=name, priced=price != FREE, reply_limit=limit_in(parse_fields(config.env_args))
-    )
+    # It is imported here, because other environments need no HTTP.
+    from prompt_r1.environments.endpoint import endpoint_of
+
+    gets_key = form == "model" or name in trusted
+    key = os.environ.get("OPENAI_API_KEY", "") if gets_key else ""
+    endpoint = endpoint_of(name, key=key, fields=fields, system=config.env_system)
+    endpoint.check_listening()
+    return lambda seed, device: endpoint
 
 
 def _import(name: str, trusted: Collection[str]) -> Any:
@@ -235,17 +185,53 @@ def _check_model_of(name: str) -> None:
         raise UsageError(f"the environment {name!r}: there is no Hugging Face model in {folder!r}")
 
 
-def _endpoint(name: str, config: EnvironmentConfig, trusted: Collection[str]) -> "Endpoint":
-    """The endpoint of a name. Raises UsageError for a malformed name, and for a key that cannot be used."""
-    # It is imported here, because other environments need no HTTP.
-    from prompt_r1.environments.endpoint import endpoint_of
+def open_environment(
+    spec: str,
+    config: EnvironmentConfig,
+    *,
+    trusted: Collection[str] = (),
+    account: Account | None = None,
+    seed: int = 0,
+    device: "torch.device | None" = None,
+    prices: Mapping[str, Price] | None = None,
+) -> Environment:
+    """Check and open the environments of a SPEC. The caller closes them.
 
-    gets_key = form_of_name(name) == "model" or name in trusted
-    return endpoint_of(
-        name,
-        key=os.environ.get("OPENAI_API_KEY", "") if gets_key else "",
-        fields=parse_fields(config.env_args),
-        system=config.env_system,
+    `seed` is the seed of the mini world, of the user's objects, and of local models, which are on `device`.
+    `trusted` (see `trusted_names`) and `prices` are those of `check_environment`, which also says what raises
+    UsageError.
+    """
+    names = spec.split(",")
+    if prices is None:
+        prices = parse_prices(config.env_price, names)
+    # All names are checked before the first model is loaded.
+    checked = check_environment(spec, config, trusted=trusted, prices=prices)
+    sources = [open_source(seed, device) for open_source in checked]
+    return _environment_of(sources, [prices[name] for name in names], config, account)
+
+
+def open_own(own: Answering, config: EnvironmentConfig, *, seed: int) -> Environment:
+    """Open an object of the user that is given as such, and not by a SPEC. Nothing is recorded."""
+    [price] = parse_prices(config.env_price, ["env"]).values()
+    reply_limit = limit_in(parse_fields(config.env_args))
+    if config.max_env_usd:
+        check_usd_limit("--max-env-usd", [price], [reply_limit])
+    source = OwnSource(own, seed=seed, priced=price != FREE, reply_limit=reply_limit)
+    return _environment_of([source], [price], config, account=None)
+
+
+def _environment_of(
+    sources: Sequence[Source], prices: Sequence[Price], config: EnvironmentConfig, account: Account | None
+) -> Environment:
+    """The environment of these sources. Without an account, its calls are not recorded."""
+    account = account or open_account(config)
+    return Environment(
+        sources,
+        journal=account.journal,
+        budget=account.budget,
+        prices=prices,
+        route=config.route,
+        concurrency=config.env_concurrency,
     )
 
 
