@@ -2,7 +2,7 @@
 
 SQuAD's rules, which the paper's release uses (evaluation/official.py), drop all punctuation. They were made
 for names. In mathematics they make wrong answers right: "-5" equals "5", "1/2" equals "12", and "2x+3" equals
-"2x-3". The rules here (`STEPS`) keep the point of a number, and the operators - + / = ^ < > ≤ ≥ ≠ without the
+"2x-3". The rules here keep the point of a number, and the operators - + / = ^ < > ≤ ≥ ≠ without the
 blanks around them. After a word, the blank before a minus or a comparison stays, and a dash between blanks is
 dropped:
 
@@ -24,9 +24,10 @@ doubt a mark is kept: the hyphen of "F-16" could be the minus of "x-16", so "F-1
 """
 
 import re
-import string
 import unicodedata
 from functools import lru_cache
+
+ARTICLES = ("a", "an", "the")
 
 
 # All metrics of a game normalise the same answers, and the games of a question have the same gold answers.
@@ -34,58 +35,85 @@ from functools import lru_cache
 def normalise(text: str) -> str:
     """The text as it is compared: texts with the same normal form are equal."""
     text = plain_characters(text).casefold()
-    for typed, plain in SPELLINGS.items():
-        text = text.replace(typed, plain)
-    text = " ".join(text.split())
-    for pattern, replacement in STEPS:
-        text = re.sub(pattern, replacement, text)
-    return " ".join(text.split())
+    text = _spell_alike(text)
+    text = _join_operands(text)
+    text = _drop_hyphens(text)
+    text = _join_signs(text)
+    text = _drop_marks(text)
+    # The variable of 5+a is not a word of its own, so it stays.
+    return " ".join(word for word in text.split() if word not in ARTICLES)
 
 
-SPELLINGS = {"<=": "≤", ">=": "≥", "!=": "≠", "==": "=", "$": ""}
+# Parts of the patterns. The text is in lower case.
 LETTER = r"[^\W\d_]"
 WORD = (
     rf"(?<!\\)(?<!{LETTER})"  # from its first letter on, but no command of LaTeX (\theta)
     rf"(?!(?:pi|sqrt|sin|cos|tan|log|ln|exp)(?!{LETTER}))"  # no name of mathematics
     rf"{LETTER}{{2,}}"  # several letters
 )
-# The point of 3.14 and of .5.
-POINT = r"(?:(?<=\d)|(?<![\w.]))\.(?=\d)"
-# A mark of punctuation that may be dropped: no operator, no point of a number, and not the # of C#.
-MARK = rf"(?:(?![-+/=^<>]|{POINT}|(?<=\w)#)[{re.escape(string.punctuation)}])"
-OPENING = r"[ ({\[]*"  # the blanks and opening brackets after an operator
+NUMBER = r"\.?\d[\d.]*"  # 5, 3.14, .5
+BEFORE_NUMBER = r"(?=\.?\d)"
+AFTER_OPERAND = r"(?<=[\w)}\]|])"
+BEFORE_OPERAND = r"(?=[-+.\w({\\|])"
+SIGN = "[-+<>≤≥≠]"  # signs and comparisons
+OPENING = r"[ ({\[]"  # a blank or an opening bracket
 
-# Each pattern is replaced everywhere, in this order. The text is in lower case and has single blanks.
-STEPS = (
-    # Marks at or in a word: it's → its, 9 a.m. - 5 p.m. → 9 am - 5 pm
-    (rf"(?<={LETTER})[.!?\"]+|(?<={LETTER})'(?={LETTER})", ""),
-    # Thousands: 1,234 → 1234 and, as written in India, 1,00,000 → 100000, but not 1,23.
-    (r"(?<=\d),(?=(?:\d\d,){0,4}\d{3}(?!\d))", ""),
+SPELLINGS = {"<=": "≤", ">=": "≥", "!=": "≠", "==": "=", "$": ""}
+
+
+def _spell_alike(text: str) -> str:
+    """Write operators, abbreviations and numbers in one way: x <= 5 → x ≤ 5, u.s. → us, 1,234 → 1234."""
+    for typed, plain in SPELLINGS.items():
+        text = text.replace(typed, plain)
+    text = " ".join(text.split())
+    # Marks after a letter: u.s. → us, it's → its, yes! → yes
+    text = re.sub(rf"(?<={LETTER})[.!?\"']+", "", text)
     # Powers: x**2 → x^2, but not **bold** text.
-    (r"(?<=[\w)}\]|])( ?)\*\*\1(?=[-+\w.({\\|])", "^"),
-    # The plus of a sum: 2xy + 3 → 2xy+3, disney + pixar → disney+pixar
-    (r"(?<=[\w)}\]|]) \+ (?=[\w({\\|])", "+"),
-    # Fractions, equations and exponents: 1 / 3 → 1/3, f = ma → f=ma, 10 ^ {5} → 10^5
-    (rf" ?([/=^]){OPENING}", r"\1"),
-    # The plus of a positive number, at the start, after a word, and in an exponent:
-    # +5 → 5, it is +5 → it is 5, 1e+5 → 1e5, but not x+5.
-    (rf"(^|\de|{WORD} )\+(?=\.?\d)", r"\1"),
+    text = re.sub(rf"{AFTER_OPERAND}( ?)\*\*\1{BEFORE_OPERAND}", "^", text)
+    # Thousands: 1,234 → 1234 and, as written in India, 1,00,000 → 100000, but not 1,23.
+    return re.sub(r"(?<=\d),(?=(?:\d\d,){0,4}\d{3}(?!\d))", "", text)
+
+
+def _join_operands(text: str) -> str:
+    """Drop the blanks around operators that join two operands: 1 / 3 → 1/3, x = 5 → x=5, 2xy + 3 → 2xy+3."""
+    text = re.sub(rf" ?([/=^]){OPENING}*", r"\1", text)
+    text = re.sub(rf"{AFTER_OPERAND} \+ {BEFORE_OPERAND}", "+", text)
+    # The plus of a positive number: +5 → 5, it is +5 → it is 5, 1e+5 → 1e5, but not x+5.
+    return re.sub(rf"(^|\de|{WORD} )\+{BEFORE_NUMBER}", r"\1", text)
+
+
+def _drop_hyphens(text: str) -> str:
+    """Drop hyphens and dashes. The marks - that remain are minus signs."""
     # Hyphens: well-known → wellknown, covid-19 → covid19, but not x-1.
-    (rf"({WORD})-+(?=\w)|(?<=\w)-+(?={WORD})", r"\1"),
+    text = re.sub(rf"({WORD})-+(?=\w)|(?<=\w)-+(?={WORD})", r"\1", text)
     # Dashes: world war ii - 1939 → world war ii 1939, but not x - 1.
-    (rf"({WORD}) -+ |(?<!\S)-+ (?={WORD})", r"\1 "),
+    text = re.sub(rf"({WORD}) -+ |(?<!\S)-+ (?={WORD})", r"\1 ", text)
     # Ranges: 18-20 → 18 20, 50% - 60% → 50 60%, but not x^2-1.
-    (r"(?<![\w.^])(\.?\d[\d.]*)%? ?-+ ?(?=\.?\d)", r"\1 "),
-    # Signs and comparisons: x - 1 → x-1, t > 0 → t>0. After a word they begin the next: it is < 5 → it is <5.
-    # A sign at the end of a name stays there: disney+ and hulu.
-    (rf"({WORD} )? ?(?<!\+)([-+<>≤≥≠])(?!\+)(?!(?<={LETTER}[-+]) {WORD}){OPENING}", r"\1\2"),
-    # Marks that separate: red,blue → red blue, 3:2 → 3 2, f(-1) → f -1
-    (rf",|[*:;({{\[](?=[-+])|(?<=\d){MARK}+(?=\.?\d)", " "),
-    # All other marks: u.s. → us
-    (MARK, ""),
-    # Articles: a film → film. But the variable of 5+a and of a=5 stays.
-    (r"\b(an|the|(?<![-+/=^<>≤≥≠])a(?![-+/=^<>≤≥≠#]))\b", " "),
-)
+    return re.sub(rf"(?<![\w.^])({NUMBER})%? ?-+ ?{BEFORE_NUMBER}", r"\1 ", text)
+
+
+def _join_signs(text: str) -> str:
+    """Drop the blanks around signs and comparisons, and the brackets after them: x - 1 → x-1, t > 0 → t>0.
+
+    In both patterns, the first alternative is a text that stays.
+    """
+    # A blank stays after a word: it is < 5 → it is <5
+    text = re.sub(rf"({WORD} )| (?={SIGN})", r"\1", text)
+    # A blank stays after a name that ends with a sign: disney+ and hulu, c++ language
+    return re.sub(rf"({LETTER}[-+] (?={WORD})|\+\+ )|(?<={SIGN}){OPENING}+", r"\1", text)
+
+
+def _drop_marks(text: str) -> str:
+    """Drop all marks but operators, the points of numbers, and the # of C#."""
+    mark = (
+        r"(?:[!\"%&'()*?@[\\\]_`{|}~]"
+        r"|\.(?!\d)|(?<=\.)\."  # not the point of 3.14 or of .5
+        r"|(?<!\w)#)"  # not the # of C#
+    )
+    # Marks that separate: red,blue → red blue, 3:2 → 3 2, f(-1) → f -1, 5·300 → 5 300
+    text = re.sub(r"[,:;]|[*({\[](?=[-+])", " ", text)
+    text = re.sub(rf"(?<=\d){mark}+{BEFORE_NUMBER}", " ", text)
+    return re.sub(mark, "", text)
 
 
 # NFKC, Unicode's compatibility form, lacks these plain forms: minus, two slashes, times, two apostrophes.

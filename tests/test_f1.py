@@ -77,7 +77,8 @@ def test_strict_rules_equal_squad_on_texts_without_the_punctuation_that_they_kee
     """Texts without "-./,:=", operators and "#", and without punctuation between digits."""
     between = re.compile(r"\d[^\w\s]+\d|\d[^\w\s]*_")
     dropped_by_both = ASCII_PUNCTUATION - set("-./,:+^<>#=")
-    pairs = random_pairs(2_500, [*WORDS, *sorted(dropped_by_both)])
+    pieces = {*WORDS, *dropped_by_both} - {"€", ";"}  # In "the€" is no article here, and ";" ends a word.
+    pairs = random_pairs(2_500, sorted(pieces))
     pairs = [pair for pair in pairs if not any(between.search(text) for text in pair)]
     assert len(pairs) > 2_000
     agreed = 0
@@ -314,7 +315,8 @@ def test_the_best_gold_answer_counts() -> None:
 
 
 def test_the_table_of_the_strict_rules_holds() -> None:
-    lines = re.findall(r"^    (\S.*)$", sys.modules["prompt_r1.normalise"].__doc__.split("`STEPS`")[1], re.M)
+    table = sys.modules["prompt_r1.normalise"].__doc__.split("The rules here")[1]
+    lines = re.findall(r"^    (\S.*)$", table, re.M)
     for line in lines:
         text, normal_form = re.split(r"  +", line)[:2]
         assert normalise(text) == normal_form
