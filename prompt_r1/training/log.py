@@ -6,9 +6,8 @@ import sys
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,57 +19,33 @@ from prompt_r1.programs.reading import is_finite_number, json_object
 from prompt_r1.programs.text import printable
 from prompt_r1.types import ScoredGame
 
-HEADER_EVERY = 25  # rows
+HEADER_EVERY = 25  # The labels are repeated after this many rows.
 
 
-@dataclass(frozen=True)
-class Column:
-    """A column of the table of steps: its label, its metric, its width and the format of its numbers."""
-
-    label: str
-    metric: str
-    width: int
-    number: str
-
-    def shown(self, metrics: Mapping[str, float]) -> str:
-        """The metric in the width of the column; blank if it was not measured."""
-        if self.metric not in metrics:
-            return " " * self.width
-        return f"{metrics[self.metric]:{self.width}{self.number}}"
+# The table of steps. Its lines have at most 80 characters.
+LABELS = "step reward    EM format turns     KL"
 
 
-# The table has 80 characters in a line.
-COLUMNS = (
-    Column("step", "step", width=4, number=".0f"),
-    Column("reward", "reward/mean", width=6, number=".3f"),
-    Column("EM", "em", width=5, number=".3f"),
-    Column("format", "format", width=6, number=".3f"),
-    Column("turns", "turns", width=5, number=".2f"),
-    Column("KL", "kl", width=6, number=".4f"),
-)
-SPEED = Column("games/s", "games/s", width=7, number=".4g")
-DOLLARS = Column("dollars", "env/usd", width=9, number=".4f")  # spent by the whole run so far
-VALIDATION = (
-    Column("EM", "val/em", width=5, number=".3f"),
-    Column("reward", "val/reward", width=6, number=".3f"),
-    Column("format", "val/format", width=6, number=".3f"),
-)
+def header(*, priced: bool) -> str:
+    """The labels above the rows of steps. A run with prices shows its dollars in place of its speed."""
+    last = "  dollars" if priced else "games/s"
+    return f"{LABELS} {last} | val    EM reward format"
 
 
-def header(columns: Sequence[Column]) -> str:
-    """The labels above the rows of the table."""
-    step = " ".join(column.label.rjust(column.width) for column in columns)
-    validation = " ".join(column.label.rjust(column.width) for column in VALIDATION)
-    return f"{step} | val {validation}"
-
-
-def step_row(metrics: Mapping[str, float], columns: Sequence[Column]) -> str:
-    """The row of one step, for the table that `header` begins. Metrics that were not measured are blank."""
-    step = " ".join(column.shown(metrics) for column in columns)
-    if "val/em" not in metrics:
-        return step.rstrip()
-    validation = " ".join(column.shown(metrics) for column in VALIDATION)
-    return f"{step} |     {validation}"
+def step_row(metrics: Mapping[str, float], *, priced: bool) -> str:
+    """The row of one step. Step 0 plays no games, and not every step has a validation: then it has blanks."""
+    row = f"{metrics['step']:4.0f}"
+    if "games" in metrics:
+        row += f" {metrics['reward/mean']:6.3f} {metrics['em']:5.3f} {metrics['format']:6.3f}"
+        row += f" {metrics['turns']:5.2f} {metrics['kl']:6.4f}"
+    row = row.ljust(len(LABELS))
+    if priced:
+        row += f" {metrics['env/usd']:9.4f}"  # of the whole run so far
+    else:
+        row += f" {metrics['games/s']:7.4g}" if "games" in metrics else " " * 8
+    if "val/em" in metrics:
+        row += f" |     {metrics['val/em']:5.3f} {metrics['val/reward']:6.3f} {metrics['val/format']:6.3f}"
+    return row.rstrip()
 
 
 class Log:
@@ -85,8 +60,7 @@ class Log:
     ) -> None:
         self.folder = folder
         self._rank = rank
-        # In a run with prices, dollars take the place of the speed.
-        self._columns = (*COLUMNS, DOLLARS if priced else SPEED)
+        self._priced = priced
         # Seconds of each phase since the last metrics.
         self.seconds = defaultdict[str, float](float)
         # With None, tqdm shows the bar on a terminal only.
@@ -148,9 +122,9 @@ class Log:
         if self._wandb is not None:
             self._wandb.log(rounded, step=int(rounded["step"]))
         if self._rows_shown % HEADER_EVERY == 0:
-            self.say(header(self._columns))
+            self.say(header(priced=self._priced))
         self._rows_shown += 1
-        self.say(step_row(rounded, self._columns))
+        self.say(step_row(rounded, priced=self._priced))
         return rounded
 
     def close(self) -> None:

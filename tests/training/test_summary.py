@@ -5,7 +5,7 @@ import re
 import pytest
 
 from prompt_r1.settings.train import TrainConfig
-from prompt_r1.training.log import COLUMNS, DOLLARS, SPEED, Log, header, step_row
+from prompt_r1.training.log import Log, header, step_row
 from prompt_r1.training.summary import summary
 
 STEP = {
@@ -15,6 +15,7 @@ STEP = {
     "format": 1.0,
     "turns": 2.5,
     "kl": 0.0123,
+    "games": 80.0,
     "games/s": 40.0,
     "env/usd": 1.5,
     "val/em": 0.75,
@@ -32,24 +33,27 @@ VALIDATION = {"step": 0, "val/em": 0.5, "val/reward": 0.5, "val/format": 1.0}
 
 
 @pytest.mark.parametrize(
-    ("line", "last", "shown"),
+    ("line", "priced", "shown"),
     [
-        (STEP, DOLLARS, "12 0.500 0.250 1.000 2.50 0.0123 1.5000 | 0.750 -0.250 0.500"),
-        (VALIDATION, SPEED, "0 | 0.500 0.500 1.000"),  # a step without games
-        ({"games/s": 181.52}, SPEED, "181.5"),
-        ({"games/s": 0.02671}, SPEED, "0.02671"),  # a real model on a CPU: it was shown as 0.0
+        (STEP, True, "12 0.500 0.250 1.000 2.50 0.0123 1.5000 | 0.750 -0.250 0.500"),
+        (VALIDATION, False, "0 | 0.500 0.500 1.000"),  # a step without games
+        (VALIDATION | {"env/usd": 0.25}, True, "0 0.2500 | 0.500 0.500 1.000"),
+        (STEP | {"games/s": 181.52}, False, "12 0.500 0.250 1.000 2.50 0.0123 181.5 | 0.750 -0.250 0.500"),
+        # The speed of a real model on a CPU was shown as 0.0.
+        (STEP | {"games/s": 0.02671}, False, "12 0.500 0.250 1.000 2.50 0.0123 0.02671 | 0.750 -0.250 0.500"),
     ],
 )
-def test_a_row_shows_the_numbers_of_its_step(line, last, shown):
-    assert step_row(line, [*COLUMNS, last]).split() == shown.split()
+def test_a_row_shows_the_numbers_of_its_step(line, priced, shown):
+    assert step_row(line, priced=priced).split() == shown.split()
 
 
-@pytest.mark.parametrize("last", [SPEED, DOLLARS])
-def test_numbers_are_right_aligned_with_their_labels(last):
-    labels, numbers = header([*COLUMNS, last]), step_row(STEP, [*COLUMNS, last])
-    assert ends_of_words(labels) == ends_of_words(numbers)
-    assert len(ends_of_words(labels)) == len(COLUMNS) + 1 + 3
+@pytest.mark.parametrize("priced", [False, True])
+def test_numbers_are_right_aligned_with_their_labels(priced):
+    labels, numbers = header(priced=priced), step_row(STEP, priced=priced)
+    assert ends_of_words(labels) == ends_of_words(numbers) and len(ends_of_words(labels)) == 7 + 3
     assert labels.index("|") == numbers.index("|") and len(labels) <= 80
+    without_games = step_row(VALIDATION | {"env/usd": 0.25}, priced=priced)
+    assert labels.index("|") == without_games.index("|")
 
 
 def test_the_labels_are_repeated_every_25_rows(tmp_path, capsys):
