@@ -160,7 +160,7 @@ def _number_of(returned: Any) -> float:
 def find_loss(name: str) -> Callable[..., Any]:
     """The function MODULE:FUNCTION of --loss-function itself.
 
-    What it returns is not checked: that needs torch (`checked_loss` in training/loss_function.py). Raises
+    What it returns is not checked: that needs torch (`loss_of_run` in training/loss_function.py). Raises
     UsageError if it cannot be called with the tokens and their columns.
     """
     return import_function(

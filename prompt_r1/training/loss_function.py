@@ -5,7 +5,6 @@ The user's loss is tried before the first game, and each of its results is check
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -17,43 +16,43 @@ from prompt_r1.settings.functions import find_loss, loss_settings_of, user_code
 from prompt_r1.settings.train import TrainConfig
 from prompt_r1.training.update import IMPORTANCE_CAP
 
+# The tokens of three made-up games, of all nine tokens.
+ALL_GAMES = slice(0, 9)
+EACH_GAME = (slice(0, 4), slice(4, 6), slice(6, 9))
+NO_GAME = slice(9, 9)  # a rank without games, whose loss of no tokens must be 0
+
 LossFunction = Callable[[Tensor, LossColumns], Loss]
 """Takes log π_θ (N,) of N agent tokens, and what else is known of them."""
 
 
 def loss_of_run(config: TrainConfig, *, importance_cap: float) -> LossFunction:
-    """The loss with the settings of a run: `grpo_loss` or the user's own."""
-    function = checked_loss(config.loss_function) if config.loss_function else grpo_loss
-    return partial(
-        function,
-        clip=config.clip,
-        clip_high=config.clip_high,
-        kl_coef=config.kl_coef,
-        importance_cap=importance_cap,
-    )
+    """The loss with the settings of a run: `grpo_loss` or the user's own.
 
-
-def checked_loss(name: str) -> Callable[..., Loss]:
-    """The function MODULE:FUNCTION as a loss, which is called like `grpo_loss` and checks what it returns.
-
-    The function gets only the keywords that it takes. Raises UsageError if it cannot be imported. The loss
-    raises UsageError if the function raises an error or returns anything but a finite loss of these tokens.
+    The user's function gets only the settings that it takes. Raises UsageError if it cannot be imported. The
+    loss raises UsageError if the function raises an error or returns anything but a finite loss of these
+    tokens.
     """
-    function = find_loss(name)
-    where = f"--loss-function {name}"
-    wanted = loss_settings_of(function)
+    settings = {
+        "clip": config.clip,
+        "clip_high": config.clip_high,
+        "kl_coef": config.kl_coef,
+        "importance_cap": importance_cap,
+    }
+    if not config.loss_function:
+        default: Callable[..., Loss] = grpo_loss
+        return partial(default, **settings)
+    function = find_loss(config.loss_function)
+    where = f"--loss-function {config.loss_function}"
+    taken = {name: settings[name] for name in loss_settings_of(function)}
 
-    def loss_of(logprobs: Tensor, columns: LossColumns, **settings: float) -> Loss:
-        chosen = {name: settings[name] for name in wanted}
-        without = ", called without columns.reference (--kl-coef 0)," if columns.reference is None else ""
-        with user_code(where + without):
-            loss = function(logprobs, columns, **chosen)
-        problem = problem_of(loss, logprobs)
-        if problem:
+    def own_loss(logprobs: Tensor, columns: LossColumns) -> Loss:
+        with user_code(where):
+            loss = function(logprobs, columns, **taken)
+        if problem := problem_of(loss, logprobs):
             raise UsageError(f"{where} returned {problem}")
-        return Loss(loss.total, loss.kl.detach(), loss.clip_frac.detach(), loss.token_kl.detach())
+        return loss
 
-    return loss_of
+    return own_loss
 
 
 def problem_of(loss: object, logprobs: Tensor) -> str:
@@ -80,17 +79,16 @@ def try_loss(config: TrainConfig) -> None:
     """
     where = f"--loss-function {config.loss_function}, tried with three made-up games:"
     loss_of = loss_of_run(config, importance_cap=IMPORTANCE_CAP)
-    logprobs, columns = made_up_games(with_reference=config.kl_coef > 0)
+    has_reference = config.kl_coef > 0
+    logprobs, columns = made_up_batch(ALL_GAMES, has_reference=has_reference)
     together = loss_of(logprobs, columns).total
     together.backward()
     if logprobs.grad is None or not logprobs.grad.isfinite().all():
         raise UsageError(f"{where} its total has no finite gradient with respect to logprobs")
 
     one_by_one = 0.0
-    # No game has the number 3. It stands for a rank without games, whose loss of no tokens must be 0.
-    for number in (0, 1, 2, 3):
-        own_logprobs = logprobs[columns.game == number]
-        one_by_one += loss_of(own_logprobs, columns_of_game(columns, number)).total.item()
+    for game in (*EACH_GAME, NO_GAME):
+        one_by_one += loss_of(*made_up_batch(game, has_reference=has_reference)).total.item()
     if not math.isclose(one_by_one, together.item(), rel_tol=1e-3, abs_tol=1e-5):
         raise UsageError(
             f"{where} their losses one by one add up to {one_by_one:.4g}, but together it is "
@@ -98,26 +96,19 @@ def try_loss(config: TrainConfig) -> None:
         )
 
 
-def made_up_games(*, with_reference: bool) -> tuple[Tensor, LossColumns]:
-    """Log π_θ of the nine tokens of three games, and their columns; the same in each call."""
+def made_up_batch(tokens: slice, *, has_reference: bool) -> tuple[Tensor, LossColumns]:
+    """A micro-batch of some of the nine tokens: their log π_θ and their columns. The same in each call."""
     game = torch.tensor([0, 0, 0, 0, 1, 1, 2, 2, 2])
     noise = torch.randn(4, len(game), generator=torch.Generator().manual_seed(0))
-    logprobs = (noise[0].abs() + 0.1).neg().requires_grad_()
-    old, reference, engine = logprobs.detach() + 0.2 * noise[1:]
+    logprobs = (noise[0].abs() + 0.1).neg()
+    old, reference, engine = logprobs + 0.2 * noise[1:]
+    _, game_in_batch = game[tokens].unique(return_inverse=True)  # The games of a batch count from 0.
     columns = LossColumns(
-        old=old,
-        reference=reference if with_reference else None,
-        engine=engine,
-        advantages=torch.tensor([1.0, -1.5, 0.5])[game],
-        weights=1 / (3 * game.bincount()[game]),
-        game=game,
+        old=old[tokens],
+        reference=reference[tokens] if has_reference else None,
+        engine=engine[tokens],
+        advantages=torch.tensor([1.0, -1.5, 0.5])[game][tokens],
+        weights=(1 / (3 * game.bincount()[game]))[tokens],
+        game=game_in_batch,
     )
-    return logprobs, columns
-
-
-def columns_of_game(columns: LossColumns, number: int) -> LossColumns:
-    """The columns of one game, as a micro-batch of its own."""
-    is_own = columns.game == number
-    own = {name: column[is_own] for name, column in vars(columns).items() if column is not None}
-    own["game"] = torch.zeros_like(own["game"])  # the number of the only game
-    return replace(columns, **own)
+    return logprobs[tokens].clone().requires_grad_(), columns

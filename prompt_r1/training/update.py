@@ -66,7 +66,7 @@ class UpdateStats:
             clip_frac=loss.clip_frac.item(),
             entropy=(batch.weights * output.entropy).sum().item(),
             log_ratio=(output.logprobs.detach() - batch.engine).cpu(),
-            token_kl=loss.token_kl.cpu(),
+            token_kl=loss.token_kl.detach().cpu(),
             weights_moved=self.taken > 0,
         )
         self.pending.append(measured)

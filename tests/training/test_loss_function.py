@@ -8,10 +8,12 @@ import pytest
 import torch
 
 from prompt_r1.errors import UsageError
-from prompt_r1.grpo import LossColumns, grpo_loss
+from prompt_r1.grpo import Loss, grpo_loss
+from prompt_r1.model.policy import PolicyOutput
 from prompt_r1.training.log import read_metrics
-from prompt_r1.training.loss_function import checked_loss, loss_of_run, made_up_games, try_loss
+from prompt_r1.training.loss_function import ALL_GAMES, loss_of_run, made_up_batch, try_loss
 from prompt_r1.training.preflight import read_training
+from prompt_r1.training.update import UpdateStats
 from tests.support import tiny
 from tests.support.exports import load_tensors
 from tests.support.games import Learner, random_scored_games, record_logprobs_of
@@ -167,7 +169,7 @@ MISTAKES = [
     ),
     (
         "no_reference",
-        r", called without columns.reference \(--kl-coef 0\), raised TypeError: .* \(own_loss.py, line "
+        r"raised TypeError: .* \(own_loss.py, line "
         f"{line_of('    return loss_of(columns.reference - logprobs, columns)')}\\)$",
     ),
     ("not_a_number", "returned the total nan for 9 tokens"),
@@ -231,24 +233,21 @@ def test_a_loss_with_open_keywords_gets_all_settings(own, name):
     """A bug: it got none of them, and --clip beside it was refused."""
     config = train_config(f"--loss-function own_loss:{name} --clip 0.1".split())
     loss_of = loss_of_run(config, importance_cap=2.0)
-    logprobs, columns = made_up_games(with_reference=True)
+    logprobs, columns = made_up_batch(ALL_GAMES, has_reference=True)
     expected = grpo_loss(
         logprobs, columns, clip=0.1, clip_high=0.0, kl_coef=config.kl_coef, importance_cap=2.0
     )
     assert torch.equal(loss_of(logprobs, columns).total, expected.total)
 
 
-def test_the_metrics_of_a_loss_keep_no_graph(own):
+def test_the_metrics_of_a_loss_keep_no_graph():
     """They are collected over the micro-batches of a step, so each would keep its activations."""
-    new = torch.zeros(2, requires_grad=True)
-    ones = torch.ones(2)
-    columns = LossColumns(
-        old=ones, reference=None, engine=ones, advantages=ones, weights=ones, game=torch.tensor([0, 1])
-    )
-    settings = {"clip": 0.2, "clip_high": 0.0, "kl_coef": 0.0, "importance_cap": 0.0}
-    loss = checked_loss("examples.losses:gspo")(new, columns, **settings)
-    assert loss.total.requires_grad
-    assert not any(value.requires_grad for value in (loss.kl, loss.clip_frac, loss.token_kl))
+    logprobs, columns = made_up_batch(ALL_GAMES, has_reference=False)
+    loss = Loss(logprobs.sum(), kl=logprobs.sum(), clip_frac=logprobs.sum(), token_kl=2 * logprobs)
+    stats = UpdateStats()
+    stats.add(columns, PolicyOutput(logprobs, entropy=logprobs.detach()), loss)
+    [measured] = stats.pending
+    assert not measured.token_kl.requires_grad and not measured.log_ratio.requires_grad
 
 
 def test_after_a_loss_that_fails_the_run_goes_on_from_its_last_step(own, asking_agent, monkeypatch):
