@@ -6,7 +6,6 @@ It is a small evaluation in the process of train.py. Answers are read, scored an
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from prompt_r1.environments.asking import request_of
 from prompt_r1.environments.environment import Environment
 from prompt_r1.evaluation.ask_once import direct
 from prompt_r1.evaluation.predictions import Prediction, System, prediction_of
@@ -34,8 +33,7 @@ def compare_on_test(run: Run) -> str:
     answers: dict[str, list[Prediction]] = {}
     with progress_bar(name="test", total=asked, shown=run.ranks.is_first) as bar:
         if not run.config.without_environment:
-            request = request_of(run.config.env)
-            asking = ask_alone(own, run.environment, request, after_each=bar.update)
+            asking = ask_alone(own, run.environment, after_each=bar.update)
             answers["environment alone"] = run.wait_for(asking)
         for name, path in [("untrained", run.start), ("trained", run.folder / "agent")]:
             agent = load_agent(path, run.config, run.ranks.device)
@@ -52,12 +50,12 @@ def compare_on_test(run: Run) -> str:
 
 
 async def ask_alone(
-    questions: Sequence[Question], environment: Environment, request: str, *, after_each: Callable[[], object]
+    questions: Sequence[Question], environment: Environment, *, after_each: Callable[[], object]
 ) -> list[Prediction]:
     """Ask the environment the questions themselves, all concurrently, as the method `direct`."""
 
     async def ask_one(question: Question) -> Prediction:
-        prediction = await direct(environment, request, question, 0)
+        prediction = await direct(environment, question, 0)
         after_each()
         return prediction
 

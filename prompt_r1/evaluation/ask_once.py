@@ -6,12 +6,12 @@ There are two:
     cot      adds "Let's think step by step.", and asks for the answer in a second call (zero-shot, Kojima et
              al. 2022)
 
-`request` is the text after a question that asks for the answer, perhaps in tags (`request_of`).
+The name of the environment decides how it is asked for the answer: in tags, or not (`request_of`).
 """
 
 from dataclasses import replace
 
-from prompt_r1.environments.asking import read_answer
+from prompt_r1.environments.asking import read_answer, request_of
 from prompt_r1.environments.budget import Bill
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.sources import Caller
@@ -25,7 +25,7 @@ EXTRACT = "Therefore, the answer is …"
 
 
 async def ask_once(
-    environment: Environment, messages: list[Message], request: str, question: Question, sample: int
+    environment: Environment, messages: list[Message], question: Question, sample: int
 ) -> Prediction:
     """Answer a question with one call. A failed call gives a prediction with an error."""
     bill = Bill()
@@ -33,31 +33,30 @@ async def ask_once(
         reply = await environment.ask(messages, Caller(question.id, sample), bill)
     except EnvError as error:
         return Prediction(question, None, stop="env_error", error=str(error), spent=bill.reply_cost)
-    answer, formatted = read_answer(reply.text, request)
+    answer, formatted = read_answer(reply.text, request_of(environment.name))
     return Prediction(question, answer, reply.text, format=formatted, spent=bill.reply_cost)
 
 
 async def direct(
-    environment: Environment, request: str, question: Question, sample: int, *, prompt: str | None = None
+    environment: Environment, question: Question, sample: int, *, prompt: str | None = None
 ) -> Prediction:
     """Ask the environment the question itself, under the system message `prompt`."""
     messages: list[Message] = []
     if prompt is not None:
         messages.append({"role": "system", "content": prompt})
-    messages.append({"role": "user", "content": question.text + request})
-    return await ask_once(environment, messages, request, question, sample)
+    messages.append({"role": "user", "content": question.text + request_of(environment.name)})
+    return await ask_once(environment, messages, question, sample)
 
 
-async def think_then_answer(
-    environment: Environment, request: str, question: Question, sample: int
-) -> Prediction:
+async def think_then_answer(environment: Environment, question: Question, sample: int) -> Prediction:
     """Ask for reasoning. Then ask, in a second call, for the answer that the reasoning leads to."""
     messages: list[Message] = [{"role": "user", "content": f"{question.text}\n{STEP_BY_STEP}"}]
-    thought = await ask_once(environment, messages, request, question, sample)
+    thought = await ask_once(environment, messages, question, sample)
     if thought.error:
         return thought
     messages.append({"role": "assistant", "content": shown_reply(thought.raw)})
-    messages.append({"role": "user", "content": f"{EXTRACT}\n{request.strip()}"})
-    answered = await ask_once(environment, messages, request, question, sample)
+    request = request_of(environment.name).strip()
+    messages.append({"role": "user", "content": f"{EXTRACT}\n{request}"})
+    answered = await ask_once(environment, messages, question, sample)
     raw = f"{thought.raw}\n\n{answered.raw}"
     return replace(answered, raw=raw, spent=thought.spent + answered.spent)

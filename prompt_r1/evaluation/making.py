@@ -9,7 +9,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 
-from prompt_r1.environments.asking import request_of
 from prompt_r1.environments.check import check_servers
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.specs import Account
@@ -66,7 +65,7 @@ async def make_method(
     """
     method = METHODS[system.method]
     if method.ask is not None:
-        return partial(method.ask, environment, request_of(system.environment))
+        return partial(method.ask, environment)
     if method.algorithm is not None:
         assert optimizer is not None, f"{system.method} needs a model that writes prompts"
         return await search_prompts(evaluation, system, method.algorithm, data, environment, optimizer)
@@ -124,7 +123,6 @@ async def search_prompts(
     their own share one (see `names_of_searches`).
     """
     config = evaluation.config
-    request = request_of(system.environment)
     folder = evaluation.folder_of(system)
     folder.mkdir(parents=True, exist_ok=True)
     prompts: dict[str, str] = {}
@@ -133,7 +131,6 @@ async def search_prompts(
             f"{system.method} ({name})",
             environment,
             optimizer,
-            request,
             limit=config.optimize_calls,
             examples=config.optimize_examples,
             seed=evaluation.seed,
@@ -146,6 +143,6 @@ async def search_prompts(
 
     async def answer(question: Question, sample: int) -> Prediction:
         name = question.dataset if question.dataset in prompts else ALL
-        return await direct(environment, request, question, sample, prompt=prompts[name])
+        return await direct(environment, question, sample, prompt=prompts[name])
 
     return answer

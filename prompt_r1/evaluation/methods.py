@@ -34,8 +34,8 @@ from prompt_r1.evaluation.searches import Algorithm, RequestFields
 from prompt_r1.evaluation.textgrad import TEXTGRAD
 from prompt_r1.types import Question
 
-AskOnce = Callable[[Environment, str, Question, int], Awaitable[Prediction]]
-"""Asks an environment: the request for the answer, the question and its repeat → a prediction."""
+AskOnce = Callable[[Environment, Question, int], Awaitable[Prediction]]
+"""Asks an environment a question. The number is the question's repeat."""
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,6 @@ class PromptSearch:
     name: str  # the method and the dataset
     environment: Environment
     optimizer: Environment
-    request: str  # This text after a question requests the answer.
     limit: int = 0  # of the calls of both models; 0: no limit
     examples: int = 0  # how many questions score a prompt; 0: the authors' number
     seed: int = 0
@@ -126,7 +125,7 @@ class PromptSearch:
         if prompt not in self.tried:
             self.tried.add(prompt)
             self.attempts_without_new_prompt = 0
-        asked = [direct(self.environment, self.request, question, 0, prompt=prompt) for question in questions]
+        asked = [direct(self.environment, question, 0, prompt=prompt) for question in questions]
         predictions = await run_together(asked)
         for prediction in predictions:
             if prediction.error:

@@ -13,7 +13,6 @@ from unittest.mock import Mock
 
 import pytest
 
-from prompt_r1.environments.asking import request_of
 from prompt_r1.environments.own import OwnSource
 from prompt_r1.errors import EnvError
 from prompt_r1.evaluation import after_training
@@ -81,22 +80,19 @@ def test_the_means_of_games_are_those_of_a_validation(tmp_path):
     assert list(map(float, means)) == pytest.approx(expected, abs=5e-4)
 
 
-@pytest.mark.parametrize("spec", ["mini", "large@http://localhost:8000/v1"])
-def test_the_test_asks_the_environment_alone_as_the_method_direct_does(spec):
+@pytest.mark.parametrize("name", ["mini", "large"])
+def test_the_test_asks_the_environment_alone_as_the_method_direct_does(name):
     """The test of a training asked every environment for the "Answer only.", and took the whole reply."""
     questions = [Question("1", "a", "Who?", ("Anna",)), Question("2", "a", "Who else?", ("Bob",))]
-    reply = "Anna" if spec == "mini" else "It is <answer>Anna</answer>."
+    reply = "Anna" if name == "mini" else "It is <answer>Anna</answer>."
     environment = ScriptedEnvironment([reply, EnvError("down")])
     finished: list[int] = []
     asking = ask_alone(
-        questions,
-        priced(OwnSource(environment, seed=0)),
-        request_of(spec),
-        after_each=lambda: finished.append(1),
+        questions, priced(OwnSource(environment, seed=0, name=name)), after_each=lambda: finished.append(1)
     )
     right, failed = asyncio.run(asking)
     evaluated = ScriptedEnvironment([reply])
-    direct = method("direct", priced(OwnSource(evaluated, seed=0)), spec=spec)
+    direct = method("direct", priced(OwnSource(evaluated, seed=0, name=name)))
     assert asyncio.run(direct(questions[0], 0)).answer == right.answer == "Anna"
     assert environment.asked[0] == evaluated.asked[0]
     assert failed.error == "down" and len(finished) == 2

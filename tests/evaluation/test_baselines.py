@@ -40,7 +40,7 @@ def test_direct_makes_one_call_and_reads_the_answer_in_tags():
 
 def test_without_tags_the_request_is_answer_only():
     environment = ScriptedEnvironment(["Anna"])
-    prediction = answer("direct", priced(OwnSource(environment, seed=0)), spec="mini")
+    prediction = answer("direct", priced(OwnSource(environment, seed=0, name="mini")))
     assert environment.asked == [[{"role": "user", "content": "abc def? Answer only."}]]
     assert prediction.answer == "Anna" and prediction.format is None
 
@@ -168,13 +168,14 @@ def test_agent_only_plays_the_same_game_without_calling_the_environment(asking_a
 
 
 @pytest.mark.parametrize(
-    ("spec", "reply", "asked"), [("large", "<answer>Anna</answer>", IN_TAGS), ("mini", "Anna", ANSWER_ONLY)]
+    ("name", "reply", "asked"), [("large", "<answer>Anna</answer>", IN_TAGS), ("mini", "Anna", ANSWER_ONLY)]
 )
-def test_a_chain_of_thought_is_asked_for_and_then_for_the_answer_that_it_leads_to(spec, reply, asked):
+def test_a_chain_of_thought_is_asked_for_and_then_for_the_answer_that_it_leads_to(name, reply, asked):
     """Kojima et al. 2022: first the reasoning, without a format, then the answer."""
     replies = iter(["First a, then b.", reply])
     source = PricedSource(lambda _: next(replies))
-    prediction = answer("cot", priced(source), spec=spec)
+    source.name = name
+    prediction = answer("cot", priced(source))
     [first], [*before, last] = source.asked
     assert first == {"role": "user", "content": "abc def?\nLet's think step by step."}
     assert before == [first, {"role": "assistant", "content": "First a, then b."}]
@@ -188,7 +189,7 @@ def test_the_mini_world_extracts_the_answer_from_its_own_chain_of_thought():
     for environment in (MiniEnvironment(seed=0), AdvisedEnvironment(seed=0)):
         for film in world.test.films[:20]:
             question = Question("q", "a", f"Who is the director of {film}?", (world.facts[film, "director"],))
-            cot = method("cot", priced(OwnSource(environment, seed=0)), spec="mini")
+            cot = method("cot", priced(OwnSource(environment, seed=0, name="mini")))
             found = asyncio.run(cot(question, 0))
             right += exact_match(found.answer, question.answers)
     assert right >= 36, "clear questions are nearly always answered right"

@@ -15,7 +15,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from prompt_r1.environments.asking import IN_TAGS, last_between
+from prompt_r1.environments.asking import last_between
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.sources import Caller, Reply
 from prompt_r1.errors import EnvError, Resumable
@@ -75,7 +75,7 @@ def new_search(
 ) -> PromptSearch:
     """A search that scores prompts on 20 questions; a test may replace its parts."""
     environment, optimizer = priced(task or answering_task()), priced(writer or new_writer())
-    return PromptSearch("searched", environment, optimizer, IN_TAGS, max_calls, examples=20, seed=seed)
+    return PromptSearch("searched", environment, optimizer, max_calls, examples=20, seed=seed)
 
 
 def find(name: str, search: PromptSearch) -> str:

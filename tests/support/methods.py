@@ -53,7 +53,6 @@ def method(
     *,
     optimizer: Environment | None = None,
     agent: NamedAgent | Path | str = "",
-    spec: str = "large",
     folder: Path = Path("unused"),
     questions: Sequence[Question] = (ANNA,),
     train: Sequence[Question] = (),
@@ -78,17 +77,17 @@ def method(
         optimize_examples=examples,
         temperature=temperature,
         top_p=top_p,
-        env=(spec,),
+        env=("large",),
         device="cpu",
     )
-    system = System(name, spec, str(played_by.path) if needed.agent else "")
+    system = System(name, "large", str(played_by.path) if needed.agent else "")
     evaluation = Evaluation(
         config,
         seed,
         questions=questions,
         agents={},
         systems={system: played_by if needed.agent else None},
-        environments={spec: config},
+        environments={"large": config},
         prices={},
     )
     making = make_method(
