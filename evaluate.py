@@ -34,7 +34,6 @@ from prompt_r1.evaluation.folder_settings import keep_settings
 from prompt_r1.evaluation.making import open_method
 from prompt_r1.evaluation.predictions import FILE, Prediction, PredictionFile, System
 from prompt_r1.evaluation.scores import score_predictions
-from prompt_r1.evaluation.searches import Data
 from prompt_r1.evaluation.similarity import SentenceEncoder, load_encoder
 from prompt_r1.evaluation.tables import TABLES, terminal_table, write_results
 from prompt_r1.model.machine import use_threads
@@ -60,7 +59,7 @@ def main(evaluation: Evaluation) -> None:
     with closing(PredictionFile(evaluation.folder / FILE)) as file:
         keep_settings(evaluation)
         try:
-            ask_missing(evaluation, file)
+            asyncio.run(ask_missing(evaluation, file))
         finally:  # If a method cannot go on, the finished answers are still shown.
             answers = file.answers_to(evaluation.repeats, evaluation.systems)
             if answers:
@@ -78,7 +77,7 @@ def check_agents(evaluation: Evaluation) -> None:
         check_question_lengths(evaluation.questions, codec, agent.config.game)
 
 
-def ask_missing(evaluation: Evaluation, file: PredictionFile) -> None:
+async def ask_missing(evaluation: Evaluation, file: PredictionFile) -> None:
     """Let each system answer the questions that the file lacks, one system after the other."""
     missing: dict[System, list[Repeat]] = {}
     for system in evaluation.systems:
@@ -87,21 +86,15 @@ def ask_missing(evaluation: Evaluation, file: PredictionFile) -> None:
             missing[system] = unanswered
     if not missing:  # A complete evaluation opens no environment and no journal.
         return
-    data = evaluation.data_for(missing)  # the questions for searches and fine-tuning
     account = open_account(evaluation.config, evaluation.folder)  # the journal and budget of all systems
-
-    async def ask_systems() -> None:
-        for system, unanswered in missing.items():
-            await ask_system(evaluation, system, unanswered, data, account, file)
-
-    asyncio.run(ask_systems())
+    for system, unanswered in missing.items():
+        await ask_system(evaluation, system, unanswered, account, file)
 
 
 async def ask_system(
     evaluation: Evaluation,
     system: System,
     unanswered: Sequence[Repeat],
-    data: Data,
     account: Account,
     file: PredictionFile,
 ) -> None:
@@ -110,7 +103,7 @@ async def ask_system(
     If a call fails, the error is recorded in place of the answer. Any other error cancels the other questions
     and is raised.
     """
-    async with open_method(evaluation, system, data, account) as answer:
+    async with open_method(evaluation, system, account) as answer:
         with progress_bar(name=str(system), total=len(unanswered)) as bar:
 
             async def answer_one(question: Question, sample: int) -> None:

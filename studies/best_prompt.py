@@ -20,7 +20,7 @@ from statistics import fmean
 
 from prompt_r1.environments.asking import IN_TAGS, read_answer
 from prompt_r1.evaluation.predictions import FILE, Prediction, PredictionFile, System
-from prompt_r1.evaluation.searches import ALL, Data, draw, names_of_searches, task_score
+from prompt_r1.evaluation.searches import ALL, Data, data_of_searches, draw, task_score
 from prompt_r1.miniworld.questions import mini_questions
 from prompt_r1.programs.command_line import run_program
 from prompt_r1.spending import Spending
@@ -65,8 +65,8 @@ async def write_answers(folder: Path, seed: int) -> None:
     test = mini_questions(seed, "test") + mini_questions(seed, "test", "ood")
     kinds = list(dict.fromkeys(question.dataset for question in test))
     prompts = {}
-    for name in names_of_searches(kinds, data):
-        drawn = draw(data.of_dataset(name).train, EXAMPLES, seed=seed)
+    for name, own_data in data_of_searches(kinds, data).items():
+        drawn = draw(own_data.train, EXAMPLES, seed=seed)
         prompts[name] = await best_prompt(environment, drawn)
         print(f"{name}: {prompts[name]}")
     answers = PredictionFile(folder / FILE)

@@ -96,8 +96,8 @@ SEEN_BEFORE_TORCH = [
     ("train.py --config mini --data folder", "folder: not a file of rows; give one"),
     ("train.py --config mini --data empty.jsonl", "there are no questions in it"),
     ("train.py --config mini --data deep.jsonl", "deep.jsonl, row 1: not JSON"),
-    ("evaluate.py --agent AGENT --data notes.docx", "notes.docx"),
-    ("evaluate.py --agent AGENT --data mini:moon", "no part 'moon'"),
+    ("evaluate.py --method direct --env mini --data notes.docx", "notes.docx"),
+    ("evaluate.py --method direct --env mini --data mini:moon", "no part 'moon'"),
     # agents and run folders
     ("infer.py --question Who?", "run `python train.py` first"),
     ("infer.py --question Who? --agent notes.docx", "notes.docx is a file"),
@@ -120,9 +120,12 @@ SEEN_BEFORE_TORCH = [
     ("evaluate.py --method direct --env mini --out folder", "files in it that are not of an evaluation"),
     ("evaluate.py --method direct --env mini --out answered", "its answers have --top-p 0.5, not 1.0"),
     ("evaluate.py", "run `python train.py` first"),
-    ("evaluate.py --agent AGENT --data good.jsonl --method rft", "rft needs training questions: give --tr"),
     (
-        "evaluate.py --env gpt-4o-mini --data good.jsonl --method direct gepa --train-data good.jsonl",
+        "evaluate.py --agent AGENT --env mini --data good.jsonl --method rft",
+        "rft needs training questions: give --tr",
+    ),
+    (
+        "evaluate.py --env mini --optimizer-env mini --data good.jsonl --method gepa --train-data good.jsonl",
         "gepa needs validation questions: give --val-data",
     ),
     ("sft.py --agent AGENT", "give the games to learn from: --games FILE, or --games mini"),

@@ -21,7 +21,7 @@ from prompt_r1.evaluation.evaluation import Evaluation
 from prompt_r1.evaluation.imitation import CALLS
 from prompt_r1.evaluation.methods import METHODS
 from prompt_r1.evaluation.predictions import System, short_names
-from prompt_r1.evaluation.searches import Algorithm, Data, names_of_searches
+from prompt_r1.evaluation.searches import Algorithm
 from prompt_r1.spending import Spending
 from prompt_r1.training.dry_run import Case, Estimate, cases_of, mean_bytes, shown_estimate
 from prompt_r1.types import GameSettings
@@ -48,13 +48,12 @@ HIGHEST_SHARE = 0.5
 
 def estimate(evaluation: Evaluation) -> str:
     """The text of --dry-run. No model is loaded."""
-    data = evaluation.data_for(evaluation.systems)
     names = short_names(evaluation.systems)
     parts: dict[str, Estimate] = {}
     for system in evaluation.systems:
         if system.environment:  # The others make no calls.
             cases = cases_of_system(evaluation, system)
-            parts[names[system]] = {case.name: cost_of(evaluation, system, data, case) for case in cases}
+            parts[names[system]] = {case.name: cost_of(evaluation, system, case) for case in cases}
     limits = [limit_in(parse_fields(settings.env_args)) for settings in evaluation.environments.values()]
     return shown_estimate(parts, priced=any(evaluation.config.env_price), limited=None not in limits)
 
@@ -67,8 +66,8 @@ def cases_of_system(evaluation: Evaluation, system: System) -> list[Case]:
     return cases_of(game, mean_bytes(evaluation.questions), evaluation.fields_of(system), prices)
 
 
-def cost_of(evaluation: Evaluation, system: System, data: Data, case: Case) -> Spending:
-    """What the answers of a system cost in one case, with the preparation of its method by `data`."""
+def cost_of(evaluation: Evaluation, system: System, case: Case) -> Spending:
+    """What the answers of a system cost in one case, with the preparation of its method."""
     answers = len(evaluation.repeats)
     system_message = evaluation.environments[system.environment].env_system
     request = request_of(system.environment)
@@ -86,7 +85,7 @@ def cost_of(evaluation: Evaluation, system: System, data: Data, case: Case) -> S
         return thoughts + cost_of_calls(second, more=case.reply)  # It sends the first reply again.
     if method.algorithm is not None:
         prompt = SEARCH_TEXTS[case.name].prompt  # It takes the place of the system message.
-        searches = cost_of_searches(evaluation, system, data, case, method.algorithm)
+        searches = cost_of_searches(evaluation, system, case, method.algorithm)
         return cost_of_calls(request, more=prompt) + searches
     games = answers
     if method.fine_tuned_on == "own games":
@@ -95,9 +94,7 @@ def cost_of(evaluation: Evaluation, system: System, data: Data, case: Case) -> S
     return case.game(system_message) * games
 
 
-def cost_of_searches(
-    evaluation: Evaluation, system: System, data: Data, case: Case, algorithm: Algorithm
-) -> Spending:
+def cost_of_searches(evaluation: Evaluation, system: System, case: Case, algorithm: Algorithm) -> Spending:
     """What the searches of a system cost in one case."""
     spent = Spending()
     if case.name == "low":
@@ -109,8 +106,7 @@ def cost_of_searches(
     calls = evaluation.config.optimize_calls or algorithm.authors_calls
     share = algorithm.optimizer_share if case.name == "likely" else HIGHEST_SHARE
     optimizer_calls = round(calls * share)
-    for name in names_of_searches(evaluation.datasets, data):
-        questions = data.of_dataset(name).train
-        spent += case.direct_call(questions, request, more=texts.prompt) * (calls - optimizer_calls)
+    for data in evaluation.searches.values():
+        spent += case.direct_call(data.train, request, more=texts.prompt) * (calls - optimizer_calls)
         spent += price_of_optimizer.of_call(texts.request, texts.reply) * optimizer_calls
     return spent

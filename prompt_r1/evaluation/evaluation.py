@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prompt_r1.data.files import question_key
-from prompt_r1.data.questions import find_questions, sample_questions
+from prompt_r1.data.questions import find_questions
 from prompt_r1.environments.budget import Price
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.own import MuteEnvironment, OwnSource
@@ -22,10 +22,10 @@ from prompt_r1.environments.specs import Account, open_environment, parse_fields
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.methods import METHODS
 from prompt_r1.evaluation.predictions import System
-from prompt_r1.evaluation.searches import Data, RequestFields
+from prompt_r1.evaluation.searches import Data, RequestFields, data_of_searches
 from prompt_r1.evaluation.settings import EvaluateConfig
 from prompt_r1.pair.named_agent import NamedAgent, trained_config
-from prompt_r1.settings.agent import all_mini_data, is_mini_data
+from prompt_r1.settings.agent import is_mini_data
 from prompt_r1.types import Question
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ class Evaluation:
     config: EvaluateConfig
     seed: int
     questions: Sequence[Question]
+    data: Data  # the questions that prepare methods, empty if no method needs them
     agents: Mapping[str, NamedAgent]  # the agents of --agent and --grpo-agent, by their names
     # Each system, and its agent before any fine-tuning; None for a method without an agent.
     systems: Mapping[System, NamedAgent | None]
@@ -71,9 +72,10 @@ class Evaluation:
         return pick_device(self.config.device)
 
     @cached_property
-    def datasets(self) -> list[str]:
-        """The datasets of the questions."""
-        return list(dict.fromkeys(question.dataset for question in self.questions))
+    def searches(self) -> dict[str, Data]:
+        """The names of the searches of a prompt optimiser, and the questions of each search."""
+        datasets = list(dict.fromkeys(question.dataset for question in self.questions))
+        return data_of_searches(datasets, self.data)
 
     @cached_property
     def repeats(self) -> list[Repeat]:
@@ -106,18 +108,6 @@ class Evaluation:
                 "results is the reward of eq. 15 under --rule, not this one"
             )
         return lines
-
-    def data_for(self, systems: Iterable[System]) -> Data:
-        """The questions that prepare the methods of these systems, or none if no method needs them.
-
-        They are the mini world's own, if it is asked about and no files are given.
-        """
-        if not any(METHODS[system.method].needs_training for system in systems):
-            return Data([], [])
-        own = ("mini",) if all_mini_data(self.config.data) else ()
-        train = find_questions(self.config.train_data or own, "train", self.seed)
-        validation = sample_questions(self.config.val_data or own, "validation", self.seed, 0)
-        return Data(train, validation)
 
     def fields_of(self, system: System) -> RequestFields:
         """The fields of each request to a system's environment."""

@@ -46,16 +46,13 @@ IMITATION_RANK = 16
 
 
 async def fine_tuned_agent(
-    evaluation: Evaluation,
-    system: System,
-    agent: NamedAgent,
-    train: Sequence[Question],
-    environment: Environment,
+    evaluation: Evaluation, system: System, agent: NamedAgent, environment: Environment
 ) -> NamedAgent:
     """Fine-tune an agent as the system's method says, or use the fine-tuned agent in the system's folder.
 
-    `train` are the training questions, and `environment` replies to the games of rft.
+    `environment` replies to the games of rft.
     """
+    train = evaluation.data.train
     learns_from = METHODS[system.method].fine_tuned_on
     folder = evaluation.folder_of(system)
     config = agent.config

@@ -17,7 +17,7 @@ from prompt_r1.evaluation.evaluation import Evaluation, file_name
 from prompt_r1.evaluation.imitation import fine_tuned_agent
 from prompt_r1.evaluation.methods import METHODS, Method
 from prompt_r1.evaluation.predictions import Prediction, System, prediction_of
-from prompt_r1.evaluation.searches import ALL, SEED_PROMPT, Algorithm, Data, PromptSearch, names_of_searches
+from prompt_r1.evaluation.searches import ALL, SEED_PROMPT, Algorithm, PromptSearch
 from prompt_r1.model.machine import use_threads
 from prompt_r1.pair.agent import Agent, Sampling, load_agent, play_question
 from prompt_r1.reward import Rule, score_games
@@ -31,9 +31,7 @@ ReadyMethod = Callable[[Question, int], Awaitable[Prediction]]
 
 
 @asynccontextmanager
-async def open_method(
-    evaluation: Evaluation, system: System, data: Data, account: Account
-) -> AsyncIterator[ReadyMethod]:
+async def open_method(evaluation: Evaluation, system: System, account: Account) -> AsyncIterator[ReadyMethod]:
     """Open the environment of a system, make its method, and close the environment in the end.
 
     Environment and agent may be models in this process. Nothing else refers to them, so they are freed before
@@ -48,33 +46,28 @@ async def open_method(
             opened.push_async_callback(optimizer.close)
             if evaluation.config.optimizer_env:  # Otherwise the environment writes the prompts, too.
                 await check_servers(optimizer)
-        yield await make_method(evaluation, system, data, environment, optimizer)
+        yield await make_method(evaluation, system, environment, optimizer)
 
 
 async def make_method(
-    evaluation: Evaluation,
-    system: System,
-    data: Data,
-    environment: Environment,
-    optimizer: Environment | None,
+    evaluation: Evaluation, system: System, environment: Environment, optimizer: Environment | None
 ) -> ReadyMethod:
     """Make the method of a system: search for its prompts, or fine-tune and load its agent.
 
-    `data` has the questions that prepare the method. `environment` is mute for a method that needs none, and
-    `optimizer` is None for a method that is no search.
+    `environment` is mute for a method that needs none. `optimizer` is None for a method that is no search.
     """
     method = METHODS[system.method]
     if method.ask is not None:
         return partial(method.ask, environment)
     if method.algorithm is not None:
         assert optimizer is not None, f"{system.method} needs a model that writes prompts"
-        return await search_prompts(evaluation, system, method.algorithm, data, environment, optimizer)
+        return await search_prompts(evaluation, system, method.algorithm, environment, optimizer)
     agent = evaluation.systems[system]
     assert agent is not None, f"{system.method} has no agent that plays"
     if method.fine_tuned_on is None:
         player = agent.built()
     else:
-        player = await fine_tuned_agent(evaluation, system, agent, data.train, environment)
+        player = await fine_tuned_agent(evaluation, system, agent, environment)
     config = evaluation.config
     use_threads(of_agent=player.config.threads)
     return answer_by_games(
@@ -113,20 +106,19 @@ async def search_prompts(
     evaluation: Evaluation,
     system: System,
     algorithm: Algorithm,
-    data: Data,
     environment: Environment,
     optimizer: Environment,
 ) -> ReadyMethod:
     """Search for the prompt of each dataset, and write the prompts to the system's folder.
 
     The method then asks each question once, under the prompt of its dataset. Datasets without a search of
-    their own share one (see `names_of_searches`).
+    their own share one (see `data_of_searches`).
     """
     config = evaluation.config
     folder = evaluation.folder_of(system)
     folder.mkdir(parents=True, exist_ok=True)
     prompts: dict[str, str] = {}
-    for name in names_of_searches(evaluation.datasets, data):
+    for name, data in evaluation.searches.items():
         search = PromptSearch(
             f"{system.method} ({name})",
             environment,
@@ -135,7 +127,7 @@ async def search_prompts(
             examples=config.optimize_examples,
             seed=evaluation.seed,
         )
-        found = await algorithm.find_prompt(search, data.of_dataset(name))
+        found = await algorithm.find_prompt(search, data)
         if found == SEED_PROMPT:
             logger.warning("%s found no better prompt than its seed in %d calls", search.name, search.calls)
         (folder / f"{file_name(name)}.txt").write_text(found, "utf-8", "replace")

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from prompt_r1.data.questions import check_data, sample_questions
+from prompt_r1.data.questions import find_questions, sample_questions
 from prompt_r1.environments.budget import Price, parse_prices
 from prompt_r1.environments.specs import check_environment
 from prompt_r1.errors import UsageError
@@ -17,6 +17,7 @@ from prompt_r1.evaluation.evaluation import Evaluation, trusted_environments
 from prompt_r1.evaluation.folder_settings import check_same_settings, game_of
 from prompt_r1.evaluation.methods import DEFAULT_METHODS, METHODS, TRANSFER_METHODS
 from prompt_r1.evaluation.predictions import FILE, System
+from prompt_r1.evaluation.searches import Data
 from prompt_r1.evaluation.settings import EvaluateConfig
 from prompt_r1.pair.named_agent import NamedAgent, newest_mini_run, resolve_agent, run_of
 from prompt_r1.pair.settings import with_settings_of_training
@@ -44,12 +45,12 @@ def read_evaluation(arguments: list[str]) -> Evaluation:
     systems = choose_systems(config, environments, agents)
     seed = common_seed(config, agents)
     prices = prices_of(config, environments)
-    _check_question_files(config, systems)
     _check_folder(config, seed)
     _check_environments(config, environments, prices)
     # A function of the user or the Hub may take minutes to give its questions, so it is asked last.
     questions = questions_of(config, seed)
-    return Evaluation(config, seed, questions, agents, systems, environments, prices)
+    data = data_for(config, systems, seed)
+    return Evaluation(config, seed, questions, data, agents, systems, environments, prices)
 
 
 def methods_of(config: EvaluateConfig) -> Sequence[str]:
@@ -251,17 +252,24 @@ def questions_of(config: EvaluateConfig, seed: int) -> list[Question]:
     return questions
 
 
-def _check_question_files(config: EvaluateConfig, systems: Iterable[System]) -> None:
-    """Raise UsageError for files that cannot be read, and for methods that lack questions."""
-    check_data([*config.data, *config.train_data, *config.val_data])
-    if all_mini_data(config.data):  # The mini world has questions for every method.
-        return
-    for system in systems:
-        method = METHODS[system.method]
-        if method.needs_training and not config.train_data:
-            raise UsageError(f"{system.method} needs training questions: give --train-data")
-        if method.needs_validation and not config.val_data:
-            raise UsageError(f"{system.method} needs validation questions: give --val-data")
+def data_for(config: EvaluateConfig, systems: Iterable[System], seed: int) -> Data:
+    """The questions that prepare the methods of these systems. None are read if no method needs them.
+
+    They are the questions of --train-data and --val-data. If all questions of --data are of the mini world,
+    its training and validation questions are the default. Raises UsageError if a method lacks questions.
+    """
+    default = ("mini",) if all_mini_data(config.data) else ()
+    train = config.train_data or default
+    validation = config.val_data or default
+    methods = [system.method for system in systems if METHODS[system.method].needs_training]
+    if not methods:
+        return Data([], [])
+    for name in methods:
+        if not train:
+            raise UsageError(f"{name} needs training questions: give --train-data")
+        if METHODS[name].needs_validation and not validation:
+            raise UsageError(f"{name} needs validation questions: give --val-data")
+    return Data(find_questions(train, "train", seed), sample_questions(validation, "validation", seed, 0))
 
 
 def _check_folder(config: EvaluateConfig, seed: int) -> None:

@@ -42,14 +42,6 @@ class Data:
     train: Sequence[Question]
     validation: Sequence[Question]
 
-    def of_dataset(self, name: str) -> "Data":
-        """The questions of a dataset, or all questions for ALL."""
-        if name == ALL:
-            return self
-        train = [question for question in self.train if question.dataset == name]
-        validation = [question for question in self.validation if question.dataset == name]
-        return Data(train, validation)
-
 
 @dataclass
 class PromptSearch:
@@ -173,15 +165,18 @@ def task_score(prediction: Prediction) -> float:
     return metric(prediction.answer or "", question.answers)
 
 
-def names_of_searches(datasets: Sequence[str], data: Data) -> list[str]:
-    """The datasets that get a search of their own, and ALL if there are others.
+def data_of_searches(datasets: Sequence[str], data: Data) -> dict[str, Data]:
+    """The questions of each search, by the search's name: a dataset, or ALL for all other datasets together.
 
     A dataset gets its own search if it has both training and validation questions. If there are no validation
     questions at all, training questions are enough.
     """
-    own = []
+    searches = {}
     for name in datasets:
-        own_data = data.of_dataset(name)
-        if own_data.train and (own_data.validation or not data.validation):
-            own.append(name)
-    return own if len(own) == len(datasets) else [*own, ALL]
+        train = [question for question in data.train if question.dataset == name]
+        validation = [question for question in data.validation if question.dataset == name]
+        if train and (validation or not data.validation):
+            searches[name] = Data(train, validation)
+    if len(searches) < len(datasets):
+        searches[ALL] = data
+    return searches

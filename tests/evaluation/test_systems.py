@@ -30,10 +30,12 @@ from prompt_r1.evaluation.predictions import FILE, System
 from prompt_r1.evaluation.preflight import (
     choose_systems,
     common_seed,
+    data_for,
     environments_of,
     find_agents,
     read_evaluation,
 )
+from prompt_r1.evaluation.searches import Data
 from prompt_r1.evaluation.settings import EvaluateConfig
 from prompt_r1.pair import named_agent
 from prompt_r1.pair.named_agent import GAME_FILE, NamedAgent
@@ -72,7 +74,7 @@ def evaluation_of(config: EvaluateConfig, agents: Mapping[str, NamedAgent]) -> E
     config = replace(config, agent=tuple(agents))
     environments = environments_of(config, (), agents)
     systems = choose_systems(config, environments, agents)
-    return Evaluation(config, 0, [], agents, systems, environments, prices={})
+    return Evaluation(config, 0, [], Data([], []), agents, systems, environments, prices={})
 
 
 def systems_of(
@@ -84,7 +86,7 @@ def systems_of(
 
 def evaluation_of_system(config: EvaluateConfig, system: System, agent: NamedAgent) -> Evaluation:
     """An evaluation of one system, without questions."""
-    return Evaluation(config, 0, [], {}, {system: agent}, environments={}, prices={})
+    return Evaluation(config, 0, [], Data([], []), {}, {system: agent}, environments={}, prices={})
 
 
 def digested_by(config: EvaluateConfig, agents: Mapping[str, NamedAgent]) -> set[str]:
@@ -727,16 +729,13 @@ def test_the_digest_of_an_agent_covers_its_model_and_the_settings_of_its_trainin
     assert len(set(digests)) == 5
 
 
-def test_questions_that_prepare_methods_are_read_only_if_a_method_needs_them(agents, tmp_path):
+def test_questions_that_prepare_methods_are_read_only_if_a_method_needs_them(tmp_path):
     """Files of training questions are large, and a function of the user may pay for its rows."""
     missing = str(tmp_path / "missing.jsonl")
     config = EvaluateConfig(env=("large",), train_data=(missing,))
-    systems = systems_of(config, agents)
-    evaluation = Evaluation(config, 0, [], agents, systems, {}, {})
-    ready = evaluation.data_for([System("direct", "large"), System("cot", "large")])
-    assert not ready.train and not ready.validation
+    assert data_for(config, [System("direct", "large"), System("cot", "large")], 0) == Data([], [])
     with pytest.raises(UsageError, match="missing"):
-        evaluation.data_for([System("direct", "large"), System("sft")])
+        data_for(config, [System("direct", "large"), System("sft")], 0)
 
 
 def test_a_complete_evaluation_opens_no_environment_and_no_journal(evaluate_here):

@@ -85,6 +85,7 @@ def method(
         config,
         seed,
         questions=questions,
+        data=Data(train, validation),
         agents={},
         systems={system: played_by if needed.agent else None},
         environments={"large": config},
@@ -93,7 +94,6 @@ def method(
     making = make_method(
         evaluation,
         system,
-        Data(train, validation),
         environment=environment if needed.needs_environment else mute_environment(),
         optimizer=(optimizer or environment) if needed.algorithm else None,
     )
