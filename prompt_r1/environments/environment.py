@@ -27,7 +27,7 @@ import logging
 import random
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -96,6 +96,25 @@ class Member:
         tokens_out = self.source.reply_limit or LONG_REPLY
         return self.price.of_call(tokens_in, tokens_out)
 
+    def note_busy(self, busy: Busy, wait: float) -> None:
+        """Pause all calls if the server asked for it, and report that a call waits for so many seconds."""
+        if busy.wait:
+            self.paused_until = max(self.paused_until, asyncio.get_running_loop().time() + busy.wait)
+        if wait > SILENT_SECONDS and not self.is_wait_reported:
+            self.is_wait_reported = True
+            logger.warning("waiting for %s: %s", self.source, busy.reason)
+
+    async def wait(self, seconds: float, *, deadline: float) -> bool:
+        """Wait for `seconds`, and for the end of the pause. False if the deadline is earlier."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + seconds
+        # While this call waits, the response to another call may make the pause longer.
+        while (until := max(end, self.paused_until)) > loop.time():
+            if until > deadline:
+                return False
+            await asyncio.sleep(until - loop.time())
+        return loop.time() <= deadline
+
 
 @dataclass(frozen=True)
 class Call:
@@ -141,7 +160,6 @@ class Environment:
         prices: Sequence[Price] = (),
         route: str = "session",
         concurrency: int = sys.maxsize,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.name = ",".join(source.name for source in sources)
         self.budget = budget or Budget()
@@ -152,7 +170,6 @@ class Environment:
             for source, price in zip(sources, prices, strict=True)
         ]
         self._route = Route(route, len(sources))
-        self._sleep = sleep
         # By the keys of the calls. An entry vanishes when no game makes its call any more.
         self._shared_calls = WeakValueDictionary[str, SharedCall]()
         self._failed_calls = FailedCalls(self.name)
@@ -220,7 +237,7 @@ class Environment:
         problem = "the server asked for a pause"
         async with member.slots:
             deadline = loop.time() + CALL_DEADLINE
-            while await self._wait(member, wait, deadline):
+            while await member.wait(wait, deadline=deadline):
                 try:
                     reply = await self.request(call, failures=failures)
                 except Refused as refused:
@@ -238,23 +255,11 @@ class Environment:
                         ) from None
                     problem = busy.reason
                     wait = busy.wait or back_off(failures)
-                    self._note_wait(member, busy, wait)
+                    member.note_busy(busy, wait)
                 else:
                     member.is_wait_reported = False
                     return reply
         raise EnvError(f"{name} did not reply within {CALL_DEADLINE:g} s; the last problem: {problem}")
-
-    async def _wait(self, member: Member, seconds: float, deadline: float) -> bool:
-        """Wait for `seconds`, and for the end of the server's pause. False if the deadline is earlier."""
-        loop = asyncio.get_running_loop()
-        until = max(loop.time() + seconds, member.paused_until)
-        while until <= deadline:
-            if until > loop.time():
-                await self._sleep(until - loop.time())
-            if member.paused_until <= until:
-                return True
-            until = member.paused_until  # Meanwhile the response to another call asked for a longer pause.
-        return False
 
     async def request(self, call: Call, *, failures: int = 0) -> Reply:
         """Send one request of a call, after `failures` requests that got no reply.
@@ -338,14 +343,6 @@ class Environment:
                     metrics[f"env/{number}:{member.source.name}/{name}"] = float(member.counts[name])
             member.counts.clear()
         return metrics
-
-    def _note_wait(self, member: Member, busy: Busy, wait: float) -> None:
-        """Let all calls wait if the server asked for it, and report a long wait."""
-        if busy.wait:
-            member.paused_until = max(member.paused_until, asyncio.get_running_loop().time() + busy.wait)
-        if wait > SILENT_SECONDS and not member.is_wait_reported:
-            member.is_wait_reported = True
-            logger.warning("waiting for %s: %s", member.source, busy.reason)
 
 
 def back_off(failures: int) -> float:

@@ -131,7 +131,7 @@ def test_a_limit_of_minus_one_is_no_limit() -> None:
 
 def busy(number: int) -> Busy:
     """The first of three attempts cannot be billed."""
-    return Busy("HTTP 500", may_be_billed=number % 3 > 0)
+    return Busy("HTTP 500", wait=0.001, may_be_billed=number % 3 > 0)
 
 
 def losing_source(calls: int = 1) -> CountingSource:

@@ -18,15 +18,13 @@ from prompt_r1.environments.journal import Journal
 from prompt_r1.environments.sources import NoText
 from prompt_r1.errors import EnvError, FatalEnvError, Resumable, UsageError
 from prompt_r1.spending import Spending
-from tests.support.at_once import at_once
+from tests.support.clock import run_jumping, seconds_of
 from tests.support.json_server import JsonHandler, serving
 from tests.support.providers import (
     HELLO,
     KEY,
     OK,
-    MovingClock,
     Provider,
-    RecordedSleep,
     ask,
     attempt,
     body_of,
@@ -45,7 +43,24 @@ def key_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def ask_at_once(asked: Environment, count: int) -> list[str]:
     """The texts of concurrent calls."""
-    return at_once((reply(asked) for _ in range(count)), seconds=None)  # MovingClock moves the loop's time
+
+    async def calls() -> list[str]:
+        return await asyncio.gather(*(reply(asked) for _ in range(count)))
+
+    return run_jumping(calls())
+
+
+class Timed(Provider):
+    """A provider that answers after a second, and records when each request comes."""
+
+    def __init__(self, *script: httpx.Response | Exception) -> None:
+        super().__init__(*script)
+        self.times: list[float] = []
+
+    async def __call__(self, request: httpx.Request) -> httpx.Response:
+        self.times.append(asyncio.get_running_loop().time())
+        await asyncio.sleep(1)
+        return await super().__call__(request)
 
 
 @pytest.mark.parametrize("failures", [0, 2, 10])
@@ -53,34 +68,39 @@ def ask_at_once(asked: Environment, count: int) -> list[str]:
 def test_a_failed_request_is_retried_until_it_succeeds(
     failures: int, failure: httpx.Response | Exception
 ) -> None:
-    provider, sleep = Provider(*[failure] * failures, OK), RecordedSleep()
-    assert ask(environment_over(provider, sleep=sleep)) == "Paris"
+    provider = Provider(*[failure] * failures, OK)
+    assert ask(environment_over(provider)) == "Paris"
     assert provider.requests == [{"model": "large", "messages": HELLO}] * (failures + 1)
-    assert len(sleep) == failures
 
 
 def test_time_ends_a_call_and_not_the_number_of_its_requests() -> None:
     """A bug: retries ended after 8 s though a model takes longer to load, and 429s last a minute."""
-    provider, clock = Provider(httpx.Response(503, json=error_of("Loading\nmodel"))), MovingClock()
-    with pytest.raises(EnvError, match=r"large .*600 s.*: HTTP 503: Loading model$"):
-        ask(environment_over(provider, sleep=clock))
-    assert 560 < sum(clock) < 700 and len(provider.requests) > 30
+    provider = Provider(httpx.Response(503, json=error_of("Loading\nmodel")))
+
+    async def call() -> None:
+        with pytest.raises(EnvError, match=r"large .*600 s.*: HTTP 503: Loading model$"):
+            await reply(environment_over(provider))
+
+    assert 560 < seconds_of(call()) <= 600 and len(provider.requests) > 30
 
 
 def test_pauses_after_other_calls_do_not_keep_a_call_beyond_its_deadline() -> None:
     """A bug: the deadline was compared with the call's own wait, not with pauses that others extended."""
-    clock = MovingClock()
-
-    async def sleep(seconds: float) -> None:
-        await clock(seconds)
-        if len(clock) < 20:  # The server asks for another pause in its response to another call.
-            environment.members[0].paused_until = asyncio.get_running_loop().time() + 120
-
     busy = httpx.Response(503, headers={"Retry-After": "120"})
-    environment = environment_over(Provider(busy), sleep=sleep)
-    with pytest.raises(EnvError, match=r"600 s.*: HTTP 503"):
-        ask(environment)
-    assert sum(clock) <= 600
+    environment = environment_over(Provider(busy))
+
+    async def other_calls() -> None:
+        while True:  # The server asks for another pause in its response to another call.
+            environment.members[0].paused_until = asyncio.get_running_loop().time() + 120
+            await asyncio.sleep(100)
+
+    async def call() -> None:
+        others = asyncio.create_task(other_calls())
+        with pytest.raises(EnvError, match=r"600 s.*: HTTP 503"):
+            await reply(environment)
+        others.cancel()
+
+    assert seconds_of(call()) <= 600
 
 
 def test_a_loading_server_is_waited_for_with_one_line(caplog) -> None:
@@ -130,44 +150,27 @@ def test_back_off_has_full_jitter_under_a_doubling_limit() -> None:
 
 def test_a_requested_wait_delays_all_calls() -> None:
     """A call that has not been sent yet waits as well, and a later, shorter wait shortens none."""
-    sleep = RecordedSleep()
     busy = [httpx.Response(503, headers={"Retry-After": seconds}) for seconds in ("20", "1")]
-    provider = Provider(*busy, OK)
-    environment = environment_over(provider, sleep=sleep)
+    provider = Timed(*busy, OK)
+    environment = environment_over(provider)
 
-    async def two_calls() -> None:
-        first = asyncio.create_task(reply(environment))
-        while not sleep:
-            await asyncio.sleep(0)
+    async def later_call() -> None:
+        await asyncio.sleep(5)
         await reply(environment)
-        await first
 
-    asyncio.run(two_calls())
-    assert sleep == pytest.approx([20, 20, 20], abs=1)
+    async def three_calls() -> None:
+        await asyncio.gather(reply(environment), reply(environment), later_call())
+
+    run_jumping(three_calls())
+    assert provider.times == pytest.approx([0, 0, 21, 21, 21])
 
 
-def test_a_requested_wait_also_delays_a_call_that_is_sleeping_already() -> None:
-    """A bug: a call that slept for its own back-off was sent in the middle of the requested 20 seconds."""
-    slept: list[float] = []
-
-    async def sleep(seconds: float) -> None:
-        slept.append(seconds)
-        while len(slept) < 2:  # The first call sleeps until the second one has been asked to wait.
-            await asyncio.sleep(0)
-
+def test_a_requested_wait_also_delays_a_call_that_is_waiting_already() -> None:
+    """A bug: a call that waited for its own back-off was sent in the middle of the requested 20 seconds."""
     busy = httpx.Response(503, headers={"Retry-After": "20"})
-    environment = environment_over(Provider(httpx.Response(503), busy, OK, OK), sleep=sleep)
-
-    async def two_calls() -> None:
-        first = asyncio.create_task(reply(environment))
-        while not slept:
-            await asyncio.sleep(0)
-        await reply(environment)
-        await first
-
-    asyncio.run(two_calls())
-    back_off_of_first, *requested = slept
-    assert back_off_of_first <= 0.5 and requested == pytest.approx([20, 20], abs=1)
+    provider = Timed(httpx.Response(503), busy, OK)
+    ask_at_once(environment_over(provider), 2)
+    assert provider.times == pytest.approx([0, 0, 21, 21])
 
 
 def test_waiting_for_a_slot_does_not_count_against_the_deadline() -> None:
@@ -302,7 +305,7 @@ def test_no_log_line_contains_the_key(caplog) -> None:
     for name in ("httpx", "httpcore"):
         caplog.set_level(logging.DEBUG, logger=name)
     with serving(EchoingHandler) as url:
-        assert ask(Environment([endpoint(base_url=url)])) == "Paris"
+        assert asyncio.run(reply(Environment([endpoint(base_url=url)]))) == "Paris"
     assert "secret" not in caplog.text.lower()
 
 

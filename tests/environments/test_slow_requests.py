@@ -44,7 +44,7 @@ def seconds_of_a_call(
     server: SlowServer, slow: list[float], *, replies: int = 60, **settings: object
 ) -> float:
     """How long a call takes after some replies, if its requests take so long. All requests are charged."""
-    asked = environment_over(server, sleep=asyncio.sleep, **settings)
+    asked = environment_over(server, **settings)
 
     async def play() -> float:
         for _ in range(replies):

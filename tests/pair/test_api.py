@@ -170,7 +170,7 @@ def test_a_limit_in_dollars_needs_no_limit_of_the_replies_that_are_free():
 
 def test_lost_requests_count_towards_the_limit_in_dollars():
     """A bug: only replies did, so a server that took requests and never replied was paid without end."""
-    source = CountingSource(*[Busy("no response in time", may_be_billed=True)] * 9, max_tokens=9)
+    source = CountingSource(*[Busy("no response in time", wait=0.001, may_be_billed=True)] * 9, max_tokens=9)
     asked = counted_environment(source)
     limit = 3 * asked.members[0].estimate([{"role": "user", "content": QUESTION}]).usd
     reached = pytest.raises(prompt_r1.LimitReached, match="the next request may exceed the limit")

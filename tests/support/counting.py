@@ -8,7 +8,6 @@ from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.journal import Journal
 from prompt_r1.environments.sources import Caller, Reply, Source, limit_in
 from prompt_r1.types import Message
-from tests.support.providers import RecordedSleep
 
 PRICE = Price(1.0, 10.0)  # dollars per million tokens
 
@@ -52,11 +51,4 @@ def environment(
 ) -> Environment:
     """An environment with the journal of a folder. `options` are those of Environment."""
     journal = Journal(folder)
-    return Environment(
-        sources,
-        journal=journal,
-        budget=budget,
-        prices=[price] * len(sources),
-        sleep=RecordedSleep(),
-        **options,
-    )
+    return Environment(sources, journal=journal, budget=budget, prices=[price] * len(sources), **options)

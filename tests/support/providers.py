@@ -1,6 +1,5 @@
 """Scripted endpoints for tests of the HTTP client, and environments opened as a user's SPEC says."""
 
-import asyncio
 import json
 from collections.abc import Awaitable, Callable, Collection
 from functools import partial
@@ -20,6 +19,7 @@ from prompt_r1.environments.specs import open_environment as open_spec
 from prompt_r1.environments.specs import trusted_names
 from prompt_r1.settings.agent import EnvironmentConfig
 from prompt_r1.types import Message
+from tests.support.clock import run_jumping
 
 KEY = "sk-Secret-0123456789-abcdef"
 HELLO: list[Message] = [{"role": "user", "content": "Where is the Louvre?"}]
@@ -64,26 +64,6 @@ class Provider:
         return httpx.Response(step.status_code, headers=step.headers, content=step.content)
 
 
-class RecordedSleep(list[float]):
-    """A replacement of asyncio.sleep that returns at once and records the seconds."""
-
-    async def __call__(self, seconds: float) -> None:
-        self.append(seconds)
-        await asyncio.sleep(0)
-
-
-class MovingClock(RecordedSleep):
-    """Moves the clock of the event loop too, so that deadlines are reached."""
-
-    async def __call__(self, seconds: float) -> None:
-        loop = asyncio.get_running_loop()
-        time_of = loop.time
-        loop.time = lambda: time_of() + seconds  # type: ignore[method-assign]
-        await super().__call__(seconds)
-        await asyncio.sleep(0)  # timers that are due run
-        await asyncio.sleep(0)
-
-
 async def _streamed(respond: Respond, request: httpx.Request) -> httpx.Response:
     """A response that has not been read yet, as one of a network."""
     response = await respond(request)
@@ -99,20 +79,10 @@ def endpoint(respond: Respond | None = None, **settings: object) -> Endpoint:
 
 
 def environment_over(
-    respond: Respond | None = None,
-    *,
-    sleep: RecordedSleep | None = None,
-    folder: Path | None = None,
-    concurrency: int = 64,
-    **settings: object,
+    respond: Respond | None = None, *, folder: Path | None = None, concurrency: int = 64, **settings: object
 ) -> Environment:
     """The environment of one endpoint. `settings` are those of the endpoint."""
-    return Environment(
-        [endpoint(respond, **settings)],
-        journal=Journal(folder),
-        concurrency=concurrency,
-        sleep=MovingClock() if sleep is None else sleep,
-    )
+    return Environment([endpoint(respond, **settings)], journal=Journal(folder), concurrency=concurrency)
 
 
 async def attempt(source: Source, messages: list[Message] = HELLO, *, sample: int = 0) -> Reply:
@@ -128,8 +98,8 @@ async def reply(asked: Environment, messages: list[Message] = HELLO, *, sample: 
 
 
 def ask(asked: Environment, messages: list[Message] = HELLO, *, sample: int = 0) -> str:
-    """The text of one call, in an event loop of its own."""
-    return asyncio.run(reply(asked, messages, sample=sample))
+    """The text of one call, in an event loop of its own, whose clock jumps over waits."""
+    return run_jumping(reply(asked, messages, sample=sample))
 
 
 def environment_of(own: object) -> Environment:
