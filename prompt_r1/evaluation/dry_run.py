@@ -1,13 +1,12 @@
 """`evaluate.py --dry-run`: estimate the calls, tokens and dollars of each method, without a call.
 
 Calls and games cost what training/dry_run.py assumes. A search makes as many calls as its limit allows or,
-without a limit, as its authors' code makes. In the low case it ends with its first prompt, and costs nothing.
-Its texts are longer:
+without a limit, as its authors' code makes. Its texts are longer:
 
-    tokens                                low    likely   high
-    of the prompt before a question        10       100   2,000
-    that the optimiser reads                –     1,000   20,000
-    that the optimiser writes               –       250   2,000
+    tokens                                likely   high
+    of the prompt before a question          100   2,000
+    that the optimiser reads               1,000   20,000
+    that the optimiser writes                250   2,000
 """
 
 import math
@@ -36,11 +35,7 @@ class SearchTexts:
     reply: int  # what the optimiser writes
 
 
-SEARCH_TEXTS = {
-    "low": SearchTexts(10, 0, 0),
-    "likely": SearchTexts(100, 1000, 250),
-    "high": SearchTexts(2000, 20_000, 2000),
-}
+SEARCH_TEXTS = {"likely": SearchTexts(100, 1000, 250), "high": SearchTexts(2000, 20_000, 2000)}
 # In the high estimate, half of all calls go to the optimiser. This happens if most of its proposals cannot be
 # used, because then the environment is not asked.
 HIGHEST_SHARE = 0.5
@@ -59,7 +54,7 @@ def estimate(evaluation: Evaluation) -> str:
 
 
 def cases_of_system(evaluation: Evaluation, system: System) -> list[Case]:
-    """What the three estimates assume of a system's games and calls."""
+    """What the two estimates assume of a system's games and calls."""
     prices = [evaluation.prices[name] for name in system.environment.split(",")]
     agent = evaluation.systems[system]
     game = GameSettings() if agent is None else agent.config.game  # Without an agent, no cost depends on it.
@@ -97,8 +92,6 @@ def cost_of(evaluation: Evaluation, system: System, case: Case) -> Spending:
 def cost_of_searches(evaluation: Evaluation, system: System, case: Case, algorithm: Algorithm) -> Spending:
     """What the searches of a system cost in one case."""
     spent = Spending()
-    if case.name == "low":
-        return spent
     texts = SEARCH_TEXTS[case.name]
     request = request_of(system.environment)
     optimizer = evaluation.config.optimizer_env or system.environment

@@ -2,18 +2,18 @@
 
 An estimate is calls × tokens × price. A call sends the system message, all prompts and whole replies of its
 game so far, and its prompt. So a long reply is billed once as output, and again as input in each later call.
-Three estimates differ in what they assume:
+Two estimates differ in what they assume:
 
-             low                        likely                        high
-    calls    one; none in 1 game of 10  half of what the turns allow  as many as the turns allow
-    prompt   SHORT_PROMPT tokens        as long as a question         as long as a turn (--max-new)
-    reply    SHORT_REPLY tokens         REPLY tokens                  max_tokens of --env-args
-    token    5 bytes of text            4 bytes                       3 bytes
-    repeats  equal calls are paid once  all calls are paid            all calls are paid
+             likely                        high
+    calls    half of what the turns allow  as many as the turns allow
+    prompt   as long as a question         as long as a turn (--max-new)
+    reply    REPLY tokens                  max_tokens of --env-args
+    token    4 bytes of text               3 bytes
 
 The high estimate is no upper bound in three cases. Without max_tokens nothing limits a reply; then LONG_REPLY
 tokens are assumed. A text may have fewer bytes per token, such as digits with some tokenizers. And a request
-may be repeated because its response was lost.
+may be repeated because its response was lost. Both estimates assume that all calls are paid, although equal
+calls may share a reply.
 """
 
 import math
@@ -32,12 +32,11 @@ from prompt_r1.spending import Spending
 from prompt_r1.training.run import RunQuestions, repetition_note, with_steps
 from prompt_r1.types import GameSettings, Question
 
-SHORT_PROMPT = 10  # tokens
-SHORT_REPLY = 20  # tokens
+SHORT_PROMPT = 10  # the least tokens of a prompt
 REPLY = 250  # tokens of a usual reply
 
 Estimate = Mapping[str, Spending]
-"""What something costs, by the name of the case: low, likely and high."""
+"""What something costs, by the name of the case: likely and high."""
 
 
 @dataclass(frozen=True)
@@ -76,32 +75,30 @@ class Case:
 def cases_of(
     game: GameSettings, question_bytes: int, fields: Mapping[str, object], prices: Sequence[Price]
 ) -> list[Case]:
-    """The three cases. `question_bytes` is the mean length. `fields`: --env-args, sent in each call."""
+    """The two cases. `question_bytes` is the mean length. `fields`: --env-args, sent in each call."""
     longest = limit_in(fields) or LONG_REPLY
-    prompt = min(max(question_bytes // 4, SHORT_PROMPT), game.max_new)
     # The prompt of the last turn is not sent. With --env none there is one turn, and no call.
     most_calls = game.max_turns - 1
-    ordered = sorted(prices, key=lambda price: price.tokens_in + price.tokens_out)
-    mean = Price(fmean(price.tokens_in for price in prices), fmean(price.tokens_out for price in prices))
+    mean_price = Price(
+        fmean(price.tokens_in for price in prices), fmean(price.tokens_out for price in prices)
+    )
+    highest_price = max(prices, key=lambda price: price.tokens_in + price.tokens_out)
     return [
-        Case(
-            "low",
-            calls=min(1, most_calls),
-            prompt=min(SHORT_PROMPT, game.max_new),
-            reply=min(SHORT_REPLY, longest),
-            bytes_per_token=5,
-            price=ordered[0],
-        ),
         Case(
             "likely",
             calls=math.ceil(most_calls / 2),
-            prompt=prompt,
+            prompt=min(max(question_bytes // 4, SHORT_PROMPT), game.max_new),
             reply=min(REPLY, longest),
             bytes_per_token=4,
-            price=mean,
+            price=mean_price,
         ),
         Case(
-            "high", calls=most_calls, prompt=game.max_new, reply=longest, bytes_per_token=3, price=ordered[-1]
+            "high",
+            calls=most_calls,
+            prompt=game.max_new,
+            reply=longest,
+            bytes_per_token=3,
+            price=highest_price,
         ),
     ]
 
@@ -115,25 +112,16 @@ def estimate(config: TrainConfig) -> str:
     fields = parse_fields(config.env_args)
     cases = cases_of(config.game, mean_bytes(training), fields, prices)
 
-    def cost_of(count: int, *, different: int) -> Estimate:
-        """The cost of `count` games.
-
-        In the low case equal calls are paid once, so only `different` games count, and one game in ten makes
-        no call.
-        """
-        counts = {"low": different * 9 // 10, "likely": count, "high": count}
-        return {case.name: case.game(config.env_system) * counts[case.name] for case in cases}
-
-    # The agents of several validations, and of the test, may make equal calls, which are paid once.
-    training_games = config.steps * config.questions * config.group_size
     validations = 1 + math.ceil(config.steps / config.save_every)  # The first is before training.
-    validation_games = validations * len(validation)
-    test_games = 2 * len(test)  # The untrained and the trained agent play each question.
-    parts = {
-        f"training, {training_games:,} games": cost_of(training_games, different=training_games),
-        f"validation, {validation_games:,} games": cost_of(validation_games, different=len(validation)),
-        f"test, {test_games:,} games": cost_of(test_games, different=len(test)),
+    games_of = {
+        "training": config.steps * config.questions * config.group_size,
+        "validation": validations * len(validation),
+        "test": 2 * len(test),  # The untrained and the trained agent play each question.
     }
+    parts: dict[str, Estimate] = {}
+    for name, games in games_of.items():
+        costs = {case.name: case.game(config.env_system) * games for case in cases}
+        parts[f"{name}, {games:,} games"] = costs
     if test and not config.without_environment:
         request = config.env_system + request_of(config.env)
         parts[f"test, {len(test):,} calls"] = {
@@ -151,11 +139,11 @@ def mean_bytes(questions: Sequence[Question]) -> int:
 
 
 def shown_estimate(parts: Mapping[str, Estimate], *, priced: bool, limited: bool) -> str:
-    """The table of an estimate, and notes about it. Each part has three rows, and so has the total.
+    """The table of an estimate, and notes about it. Each part has two rows, and so has the total.
 
     `priced`: whether the user has given a price. `limited`: whether the length of a reply is limited.
     """
-    total = {"low": Spending(), "likely": Spending(), "high": Spending()}
+    total = {"likely": Spending(), "high": Spending()}
     for cases in parts.values():
         for name, spent in cases.items():
             total[name] += spent
@@ -164,8 +152,8 @@ def shown_estimate(parts: Mapping[str, Estimate], *, priced: bool, limited: bool
     for part, cases in {**has_calls, "together": total}.items():
         rows.append([part, "", "", "", ""])
         for name, spent in cases.items():
-            tokens = [shown_tokens(spent.tokens_in), shown_tokens(spent.tokens_out)]
-            rows.append([f"  {name}", f"{spent.calls:,}", *tokens, f"{spent.usd:,.2f}" if priced else "–"])
+            counts = [f"{count:,}" for count in (spent.calls, spent.tokens_in, spent.tokens_out)]
+            rows.append([f"  {name}", *counts, f"{spent.usd:,.2f}" if priced else "–"])
     lines = [text_table(["", "calls", "tokens in", "tokens out", "dollars"], rows), ""]
     if has_calls and not priced:
         lines.append("Dollars need a price: --env-price IN,OUT, per million tokens.")
@@ -175,8 +163,3 @@ def shown_estimate(parts: Mapping[str, Estimate], *, priced: bool, limited: bool
             "give --env-args '{\"max_tokens\": 1024}'."
         )
     return "\n".join(lines)
-
-
-def shown_tokens(tokens: int) -> str:
-    """A number of tokens, in millions from ten million on."""
-    return f"{tokens:,}" if tokens < 10_000_000 else f"{tokens / 1e6:,.1f} M"
