@@ -264,8 +264,9 @@ def test_the_tables_of_rules_compare_the_finished_runs_of_equal_seeds(tmp_path):
         log = Log(folder)
         for agent in ("trained", "untrained"):
             log.write_games(f"test-{agent}", [[game]])
-        log.write_metrics({"step": 0, "val/em": 0.1, "val/format": 1.0})
-        log.write_metrics({"step": 5, "val/em": 0.9 + seed / 100, "val/format": 0.5, "env/calls": 70.0})
+        log.write_metrics({"step": 0, "val/em": 0.1, "val/reward": 0.1, "val/format": 1.0})
+        validation = {"val/em": 0.9 + seed / 100, "val/reward": 0.9, "val/format": 0.5}
+        log.write_metrics({"step": 5, **validation, "env/calls": 70.0})
         (folder / COST_FILE).write_text('{"cpu_minutes": 1.5, "gigabytes": 0.5}\n' * 2)
         (folder / "test.md").touch()
     finished = rules.finished_runs(tmp_path)
@@ -326,12 +327,13 @@ def test_the_table_of_chains_counts_each_step(tmp_path):
     answered_wrongly = bridge_game(STAR, TEACHER, answer="Irene Marino")
     asked = bridge_game(UNUSED, answer="Maria Berger")
     log = Log(tmp_path)
-    log.write_metrics({"step": 0, "val/em": 0.1, "val/calls": 48, "val/n": 32})
+    validation = {"val/reward": 0.1, "val/format": 1.0, "val/n": 32}
+    log.write_metrics({"step": 0, "val/em": 0.1, "val/calls": 48, **validation})
     log.write_games("step-000001", [[asked, answered_wrongly]])
     log.write_metrics({"step": 1, "em/any": 0.25, "em": 0.5, "env/calls": 3.0})
     log.write_games("step-000002", [[found, answered_wrongly], [found, found]])
-    val = {"val/em": 0.5, "val/calls": 64, "val/n": 32}
-    log.write_metrics({"step": 2, "em/any": 1.0, "em": 0.75, "env/calls": 8.0, **val})
+    validation |= {"val/em": 0.5, "val/calls": 64}
+    log.write_metrics({"step": 2, "em/any": 1.0, "em": 0.75, "env/calls": 8.0, **validation})
     (tmp_path / COST_FILE).write_text('{"exit_code": 75, "cpu_minutes": 2, "gigabytes": 3}\n' * 2)
     expected = ["0.25, 1.00", "1, 4", "0, 3", "0.50, 0.75", "0.10, 0.50", "11", "112", "4", "3.0"]
     assert chain.learning_of(tmp_path) == expected

@@ -65,7 +65,8 @@ def write_run(folder: Path, groups_by_step: list[list[list[Trajectory]]]) -> Pat
     if not (folder / "agent").exists():
         tiny.save_agent(folder / "agent")
     run_log = Log(folder)
-    run_log.write_metrics({"step": 0, "val/n": 10, "val/em": 0.1, "time/validation": 0.5})
+    validation = {"val/n": 10, "val/em": 0.1, "val/reward": 0.1, "val/format": 1.0}
+    run_log.write_metrics({"step": 0, **validation, "time/validation": 0.5})
     for step, trajectories_PG in enumerate(groups_by_step, start=1):
         games_PG = score_and_compare(trajectories_PG, RULES["release"])
         run_log.write_games(f"step-{step:06d}", games_PG)
