@@ -1,19 +1,10 @@
 """The questions, folds and demonstrations of `studies.wordings`, which has the plan."""
 
-import json
 import random
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-import torch
-
-from prompt_r1.miniworld.demonstrations import demonstrations
-from prompt_r1.pair.named_agent import make_agent
-from prompt_r1.settings.agent import SMOLLM2
-from studies.cities import CITIES, COUNTRY, NAMES, OTHER, Case, case_of, cities_in
-from studies.parts import game_line
+from studies.cities import CITIES, COUNTRY, NAMES, Case, case_of, cities_in
 
 # The wordings of a request about one city.
 WORDINGS = {
@@ -112,11 +103,11 @@ def is_about(request: str, case: Case) -> bool:
 
 
 def wording_of(request: str, case: Case) -> str:
-    """The name of the wording of a request, or OTHER."""
+    """The name of the wording of a request, or "other wordings"."""
     for name in WORDINGS:
         if request == prompt_of(case, name):
             return name
-    return OTHER
+    return "other wordings"
 
 
 # The warm start.
@@ -145,13 +136,13 @@ class Shown:
 
 
 def lookups(shown: Sequence[str], count: int, seed: str) -> list[Shown]:
-    """The warm start without its replies. If there are no `shown` cities, all cities are made up."""
+    """The warm start without its replies. In every second game the cities are made up."""
     rng = random.Random(seed)
     made = []
     for number in range(count):
         names = [invent(rng) for _ in range(3)]
         homes = [invent(rng) for _ in range(3)]
-        if shown and number % 2:
+        if number % 2:
             homes = rng.sample(shown, 3)
         question = case_of(names, homes, rng).text
         asked = homes[:1]
@@ -182,25 +173,3 @@ def demonstration(shown: Shown, replies: Mapping[str, str]) -> dict[str, object]
         text = f"<think>Now I know the answer.</think>\n<answer>{country}</answer>"
         turns.append({"text": text, "reply": None})
     return {"question": shown.question, "turns": turns}
-
-
-def cut(folder: Path, games: int = 4800) -> None:
-    """Make a smaller agent: SmolLM2 without layers 13 to 26, and the games that shall heal it."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    whole = make_agent(SMOLLM2, seed=0)
-    model = AutoModelForCausalLM.from_pretrained(whole)
-    layers = model.model.layers
-    kept = [*layers[:12], *layers[-4:]]
-    for number, layer in enumerate(kept):
-        layer.self_attn.layer_idx = number
-    model.model.layers = torch.nn.ModuleList(kept)
-    model.config.num_hidden_layers = len(kept)
-    model.save_pretrained(folder / "start")
-    AutoTokenizer.from_pretrained(whole).save_pretrained(folder / "start")
-    # The replies are not trained on, so they are left out.
-    replies: defaultdict[str, str] = defaultdict(str)
-    lines = [json.dumps(demonstration(one, replies)) + "\n" for one in lookups((), games, "cut")]
-    lines += [game_line(*game) for game in demonstrations(0, worlds=8, games=games // 24)]
-    random.Random("cut").shuffle(lines)
-    (folder / "games.jsonl").write_text("".join(lines))

@@ -76,15 +76,7 @@ Tried before, on another division of the cities, which is not reported:
 Three games of fold 0 are shown: the first right one with several requests, the first right one with one
 request, and the first wrong one.
 
-The agent. Agent and environment are both SmolLM2: a pair of equals. The commands below make a smaller agent,
-16 of the 30 layers of SmolLM2, heal it on 4,800 lookups of made-up cities and 1,600 demonstrations of the
-mini world (109 CPU minutes), and run the study with it. It fails at its gate: in fold 0, the only one that
-was tried, 8.5 % of the 94 requests are about the right city.
-
-    python -m studies.wordings --cut runs/cut
-    python -m prompt_r1.training.warm_start --agent runs/cut/start --games runs/cut/games.jsonl \
-        --epochs 1 --batch-size 4 --out runs/healed
-    python -m studies.wordings --agent runs/healed/agent --out runs/wordings-small
+Agent and environment are both SmolLM2: a pair of equals.
 
 The plan was changed once: 24 to 48 steps took the place of 32 to 64, n of "best of n" counts calls in place
 of games, and the smaller agent became optional. Until then, only the warm start and the gate of fold 0 had
@@ -106,6 +98,7 @@ from statistics import fmean
 
 import torch
 
+from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.specs import open_account, open_environment, trusted_names
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.predictions import FILE, Prediction, read_predictions
@@ -114,12 +107,11 @@ from prompt_r1.programs.tables import markdown_table
 from prompt_r1.settings.agent import SMOLLM2, EnvironmentConfig
 from prompt_r1.training.log import read_metrics
 from prompt_r1.types import Message
-from studies.cities import CITIES, STATIC, Case, ask_all, cities_in, write_lines
+from studies.cities import CITIES, Case, cities_in
 from studies.lookups import (
     WORDINGS,
     Fold,
     by_text,
-    cut,
     demonstration,
     first_country,
     fold_of,
@@ -132,7 +124,19 @@ from studies.lookups import (
 from studies.runs import BLUE, GREY, ORANGE, Line, Panel, cost_of, figure, has_ended, run
 from studies.seeds import Scores, difference, percent, percent_by_seed
 
-AS_IT_IS = ("", "")  # the text of STATIC before and after the question
+# Static prompts: the text before and after the question.
+STATIC = [
+    (before, after)
+    for before in ("", "Think step by step. ", "Answer with the name of a country only. ", "Read carefully. ")
+    for after in (
+        "",
+        " First name the city.",
+        " Name one country.",
+        " The country is",
+        " Answer in one word.",
+    )
+]
+AS_IT_IS = ("", "")
 CHOSEN_ON = 40  # questions on which a static prompt is chosen
 GATE = 0.9
 RISE = 0.03  # GRPO goes on while EM rises by more than this in 8 steps.
@@ -228,6 +232,12 @@ async def ask_environment(plan: Plan, fold: Fold, out: Path) -> None:
     best = best_static(fold, replies)
     await ask([around(case, static) for case in fold.test for static in (AS_IT_IS, best)])
     (out / REPLIES).write_text(json.dumps(replies, indent=1), "utf-8")
+
+
+async def ask_all(environment: Environment, prompts: Sequence[str]) -> list[str]:
+    """Ask all prompts at once. Returns the replies."""
+    calls = [environment.ask([Message(role="user", content=prompt)]) for prompt in prompts]
+    return [reply.text for reply in await asyncio.gather(*calls)]
 
 
 def around(case: Case, static: tuple[str, str]) -> str:
@@ -385,6 +395,11 @@ def write_questions(plan: Plan, fold: Fold, out: Path) -> None:
     replies = read_replies(folder)
     shown = lookups(fold.shown_cities, plan.lookups, f"lookups {fold.number}")
     write_lines(folder / "lookups.jsonl", [demonstration(one, replies) for one in shown])
+
+
+def write_lines(path: Path, lines: Sequence[dict[str, object]]) -> None:
+    """Write a JSONL file."""
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 def environment_flags(plan: Plan, env_args: str = "") -> list[str]:
@@ -625,18 +640,14 @@ def main(arguments: list[str]) -> None:
     """Run what is missing, and print the results."""
     parser = argparse.ArgumentParser("python -m studies.wordings", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("runs/wordings"), help="folder of all runs")
-    parser.add_argument("--agent", default=SMOLLM2, help="the model that is warm-started (smollm2)")
-    parser.add_argument("--cut", type=Path, help="make the start of a smaller agent in this folder, no more")
     parser.add_argument("--replies", action="store_true", help="ask the environment for all scripts, no more")
     parser.add_argument("--folds", type=int, nargs="+", default=[0, 1, 2], help="run only these folds")
     parser.add_argument("--tables", action="store_true", help="run nothing")
     parser.add_argument("--quick", action="store_true", help="a tiny fold, in a temporary folder")
     given = parser.parse_args(arguments)
-    plan = QUICK if given.quick else Plan(agent=given.agent)
+    plan = QUICK if given.quick else Plan()
     out = given.out.resolve()
-    if given.cut:
-        cut(given.cut)
-    elif given.replies:
+    if given.replies:
         torch.set_num_threads(1)
         [number] = given.folds
         asyncio.run(ask_environment(plan, fold_of(number, plan.cities), out))

@@ -1,7 +1,6 @@
-"""The tables of the studies, the games with a forced answer, and the demonstrations of parts and cities."""
+"""The tables of the studies, the games with a forced answer, and the demonstrations of parts."""
 
 import asyncio
-import json
 import math
 import re
 import statistics
@@ -14,7 +13,7 @@ from itertools import combinations
 import pytest
 
 from prompt_r1.errors import UsageError
-from prompt_r1.evaluation.predictions import FILE, Prediction, System, to_row
+from prompt_r1.evaluation.predictions import Prediction, System
 from prompt_r1.f1 import exact_match
 from prompt_r1.miniworld.demonstrations import demonstrations
 from prompt_r1.miniworld.questions import TRAINING_MIX
@@ -25,14 +24,12 @@ from prompt_r1.spending import Spending
 from prompt_r1.training.log import Log
 from prompt_r1.training.warm_start import read_games
 from prompt_r1.types import GameSettings, Question, ScoredGame
-from studies import chain, cities, parts, rules, seeds, turns
-from studies.cities import CITIES, SPLITS, WORDINGS, cases_of, names_only
+from studies import chain, parts, rules, seeds, turns
 from studies.parts import show_part
 from studies.runs import COST_FILE
 from studies.turns import THOUGHT_AFTER_ASKING, THOUGHT_BEFORE_ASKING
 from tests.support import tiny
 from tests.support.paths import ROOT
-from tests.support.providers import environment_of
 from tests.support.tiny import ScriptedAgent, ScriptedEnvironment, think
 
 QUESTION = Question("q", "test", "Who made it?", ("Anna",))
@@ -177,59 +174,6 @@ def test_no_demonstration_chains_two_facts():
         else:
             assert sum(turn.action.prompt is not None for turn in shown) <= 1
     assert set(asked) == {"parts", *TRAINING_MIX} and right > 0.95 * answered
-
-
-class Atlas:
-    """Knows each capital, if it is asked about one."""
-
-    async def ask(self, messages):
-        named = [city for city in CITIES if city in messages[-1]["content"]]
-        return f"It is in {CITIES[named[0]]}." if len(named) == 1 else "I do not know."
-
-
-def test_training_validation_and_test_ask_about_different_cities():
-    cases = {split: cases_of(split) for split in SPLITS}
-    named = [{case.city for case in of} for of in cases.values()]
-    assert sum(map(len, named)) == len(set.union(*named)) == len(CITIES) == 134
-    for case in cases["test"]:
-        assert case.text.count(f"{case.name} lives in {case.city}.") == 1
-        assert case.other in case.text and case.other != case.city
-
-
-def test_an_answer_is_right_if_it_names_the_right_country_and_no_other():
-    for text, right in {"He lives in Oman.": 1, "Romania": 0, "Oman or Yemen": 0, "unknown": 0}.items():
-        assert names_only(text, "Oman") == right
-    assert names_only("Papua New Guinea", "Papua New Guinea") and not names_only("Papua New Guinea", "Guinea")
-
-
-def test_the_demonstrations_show_every_wording_and_answer_what_the_reply_names(tmp_path):
-    cases = cases_of("train")[:80]
-    games = asyncio.run(cities.demonstrate(environment_of(Atlas()), cases))
-    (tmp_path / "games.jsonl").write_text("".join(json.dumps(game) + "\n" for game in games))
-    shown = set()
-    for case, (question, (asking, answering)) in zip(
-        cases, read_games(tmp_path / "games.jsonl"), strict=True
-    ):
-        wording = next(name for name in WORDINGS if asking.action.prompt == case.prompt(name))
-        shown.add(wording)
-        country = {"as it is": "unknown", "wrong person": CITIES[case.other]}.get(wording, CITIES[case.city])
-        assert question.text == case.text and answering.action.answer == country
-        assert asking.action.clean and answering.action.clean
-    assert shown == set(WORDINGS)
-
-
-def test_the_table_counts_right_answers_and_requests_about_the_right_city(tmp_path):
-    rows, cases = [], cases_of("test")[:10]
-    for number, case in enumerate(cases):
-        question = Question(case.text, "test", case.text, (CITIES[case.city],))
-        prompt = case.prompt("in" if number < 6 else "wrong person" if number < 8 else "as it is")
-        raw = f"<think>.</think>\n<interaction_prompt>{prompt}</interaction_prompt>"
-        answer = CITIES[case.city] if number < 5 else "unknown"
-        rows.append(to_row(Prediction(question, answer, raw, system=System("prompt-r1"))))
-    (tmp_path / FILE).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    cells = [cell.strip() for cell in cities.table([tmp_path]).splitlines()[-1].split("|")]
-    assert cells[1] == "prompt-r1" and cells[2].startswith("50.0 [") and cells[3] == "50.0"
-    assert cells[5] == "80%; of these 75%: in 100%"
 
 
 def played(calls: int, answer: str) -> ScoredGame:

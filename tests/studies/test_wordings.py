@@ -15,14 +15,14 @@ from prompt_r1.training.log import Log
 from prompt_r1.training.warm_start import read_games
 from prompt_r1.types import Question
 from studies import wordings
-from studies.cities import CITIES, Case, write_lines
+from studies.cities import CITIES, Case
 from studies.lookups import WORDINGS, demonstration, fold_of, lookups, prompt_of
 from studies.runs import COST_FILE
 from studies.seeds import student_interval
-from studies.wordings import QUICK, Atlas, ask_in_turn, best_wordings
+from studies.wordings import QUICK, Atlas, ask_in_turn, best_wordings, write_lines
 from tests.support.paths import ROOT
 
-CASE = Case("Zoe lives in Oslo. Ben lives in Lima. Ada lives in Rome. Where?", "Zoe", "Oslo", other="Lima")
+CASE = Case("Zoe lives in Oslo. Ben lives in Lima. Ada lives in Rome. Where?", "Zoe", "Oslo")
 ENDED = '{"exit_code": 0, "cpu_minutes": 1, "gigabytes": 1}\n'
 FOLDS = [fold_of(number, tuple(CITIES)) for number in range(3)]
 
@@ -56,7 +56,7 @@ def test_demonstrations_show_all_wordings_alike_and_no_city_twice():
         for request in one.requests:
             name, city = request.thought.removesuffix(".").split(" lives in ")
             cities.append(city)
-            case = Case(one.question, name, city, other="")
+            case = Case(one.question, name, city)
             [wording] = [wording for wording in WORDINGS if request.prompt == prompt_of(case, wording)]
             wordings_used[wording] += 1
             kinds["wrong city"] += request.thought not in one.question
@@ -69,7 +69,7 @@ def test_demonstrations_show_all_wordings_alike_and_no_city_twice():
 
 
 def test_only_a_demonstration_about_two_people_answers_if_the_last_reply_names_a_country(tmp_path):
-    made = lookups((), 2, "test")
+    made = lookups(FOLDS[0].shown_cities, 2, "test")
     [one] = made[0].requests
     first, second = made[1].requests
     named = {one.prompt: "In Chile.", first.prompt: "In Oman.", second.prompt: "In Fiji, not in Peru."}
@@ -193,7 +193,7 @@ def test_a_fold_below_the_gate_is_not_trained(tmp_path, capsys):
     folder = wordings.folder_of(tmp_path, fold)
     games = []
     for number, case in enumerate(fold.gate[:2]):
-        asked = replace(case, city=case.other) if number else case
+        asked = replace(case, city="Nowhere") if number else case
         games.append(prediction(case, (prompt_of(asked, "where"), "no"), answer="no"))
     (folder / "gate" / wordings.OUT).mkdir(parents=True)
     write_lines(folder / "gate" / wordings.OUT / FILE, [to_row(one) for one in games])
