@@ -130,10 +130,6 @@ def format_of(game: Row) -> float:
     return float(is_clean and bool(game["answer"]))
 
 
-def turns_of(game: Row) -> float:
-    return len(game["turns"])
-
-
 def calls_of(game: Row) -> float:
     return sum(turn["reply"] is not None for turn in game["turns"])
 
@@ -167,8 +163,7 @@ def tables(finished: Finished) -> str:
     def measured(measure: Callable[[Row], float]) -> dict[str, Scores]:
         return {name: scores_of(folders, agent, measure) for name, (folders, agent) in systems.items()}
 
-    em, formats = measured(em_of), measured(format_of)
-    turns, calls = measured(turns_of), measured(calls_of)
+    em, formats, calls = measured(em_of), measured(format_of), measured(calls_of)
 
     compared = ["by seed", "minus paper"]
     accuracy = [[name, *compared_rates(em, name), *compared_rates(formats, name)] for name in systems]
@@ -183,8 +178,8 @@ def tables(finished: Finished) -> str:
     for name, own in calls.items():
         minus_paper = "" if name == "paper" else difference(own, calls["paper"], "+.2f", scale=1)
         in_pop = per_question(of_dataset(own, "pop"))
-        asked.append([name, per_question(turns[name]), per_question(own), minus_paper, in_pop])
-    shown.append(markdown_table(["rule", "turns", "calls", "minus paper", "calls in `pop`"], asked))
+        asked.append([name, per_question(own), minus_paper, in_pop])
+    shown.append(markdown_table(["rule", "calls", "minus paper", "calls in `pop`"], asked))
 
     learned = [[rule, *learning_of(folders)] for rule, folders in finished.items()]
     header = ["rule", f"steps to {REACHED}", "last val EM", "calls of training", "CPU minutes", "GB"]
@@ -200,7 +195,7 @@ def compared_rates(scores: Mapping[str, Scores], name: str) -> list[str]:
 
 
 def per_question(counts: Scores) -> str:
-    """The mean of what is counted in each game: turns or calls."""
+    """The mean of what is counted in each game."""
     return mean_text(means_of_seeds(counts), ".2f")
 
 
