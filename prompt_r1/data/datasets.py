@@ -21,7 +21,7 @@ DAPO_OPENING = (
     "Answer: $Answer (without quotes) where $Answer is the answer to the problem.\n\n"
 )
 DAPO_CLOSING = '\n\nRemember to put your answer on its own line after "Answer:".'
-WRITING_TAGS = re.compile(r"^(?:\s*\[\s*(?:WP|EU|CW|TT|PI|RF|MP|IP|PM|OT|FF|SP)\s*\])+", re.IGNORECASE)
+WRITING_TAGS = re.compile(r"^(\s*\[ ?[A-Z]{2} ?\])+", re.IGNORECASE)  # such as [ WP ]
 # What separates the options of MathQA, as in "a ) 38 , b ) 27.675". Some files have the options as a list in
 # quotes, and some repeat the letter: "a ) a ) 38 , b ) b ) 27.675".
 OPTION = re.compile(
@@ -105,10 +105,15 @@ def booksum(row: Fields) -> Draft:
 
 
 def writingprompts(row: Fields) -> Draft:
-    """WritingPrompts: prompt → story. The dump has both tokenised."""
-    prompt = detokenise(WRITING_TAGS.sub("", _text_or_blank(row, "prompt")))
-    story = detokenise(_text_or_blank(row, "story"))
-    if not prompt or not story:
+    """WritingPrompts: prompt → story.
+
+    As in the published files of Prompt-R1, the prompt stays tokenised ("It 's late ."), and in the story no
+    blank is left before a sign ("It's late.").
+    """
+    prompt = WRITING_TAGS.sub("", _text_or_blank(row, "prompt")).strip()
+    story = _text_or_blank(row, "story").replace("<newline>", "\n")
+    story = re.sub(r" ([.,;:!?'])", r"\1", story)
+    if not prompt or not story.strip():
         raise LeftOut("empty prompt or story")
     return f"Please write a short article based on the given title: '{prompt}'", (story,)
 
@@ -147,19 +152,6 @@ def xsum(row: Fields) -> Draft:
     if not document.strip():
         raise LeftOut("no article")
     return f"Please write an article: {_question(row, 'summary')}", (document,)
-
-
-def detokenise(text: str) -> str:
-    """Undo the tokenisation of WritingPrompts: `` were n't '' → "weren't", <newline> → a line break."""
-    text = re.sub(r"\s*<newline>\s*", "\n", text)
-    text = re.sub(r" ?''", '"', text)  # closing quotes
-    text = re.sub(r"`` ?", '"', text)  # opening quotes
-    text = re.sub(r"(?<=\w) (n't|'(?:s|m|d|ll|re|ve)\b)", r"\1", text, flags=re.IGNORECASE)
-    text = re.sub(r"\b(gon|wan|got|can|gim|lem) (na|ta|not|me)\b", r"\1\2", text, flags=re.IGNORECASE)
-    text = re.sub(r"([(\[$]) +", r"\1", text)
-    text = re.sub(r" +([.,;:!?%)\]])", r"\1", text)
-    lines = [" ".join(line.split()) for line in text.split("\n")]
-    return "\n".join(lines).strip()
 
 
 def _question(row: Fields, field: str) -> str:

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from prompt_r1.data.__main__ import main, mix
-from prompt_r1.data.datasets import DAPO_CLOSING, DAPO_OPENING, DATASETS, detokenise, mathqa
+from prompt_r1.data.datasets import DAPO_CLOSING, DAPO_OPENING, DATASETS, mathqa
 from prompt_r1.data.files import load_questions, write_questions
 from prompt_r1.errors import UsageError
 from prompt_r1.types import Question
@@ -171,7 +171,8 @@ def test_a_blank_question_is_left_out(tmp_path: Path) -> None:
     assert converted(source, "--from", "gsm8k") == [("Two?", ("2",))]
 
 
-def test_writingprompts_pairs_the_lines_of_two_files_and_detokenises_them(tmp_path: Path) -> None:
+def test_writingprompts_pairs_the_lines_of_two_files_in_the_form_of_the_published_files(tmp_path) -> None:
+    """A bug: the prompt was detokenised, so `mix --exclude` missed 112 of the 128 published questions."""
     dump(
         tmp_path / "train.wp_target",
         ("He did n't . <newline> <newline> `` No , '' she said .", "Second one ."),
@@ -182,7 +183,7 @@ def test_writingprompts_pairs_the_lines_of_two_files_and_detokenises_them(tmp_pa
         converted(alone, "--from", "writingprompts")
     start = "Please write a short article based on the given title: "
     assert converted(prompts, "--from", "writingprompts") == [
-        (f"{start}'You can't go!'", ('He didn\'t.\n\n"No," she said.',))
+        (f"{start}'You ca n't go !'", ("He did n't. \n \n `` No,'' she said.",))
     ]
     # A blank prompt or story ended the conversion.
     blank = dump(tmp_path / "blank.wp_source", ("[ WP ] First", " ", "[ WP ] Third", "Fourth"))
@@ -192,20 +193,6 @@ def test_writingprompts_pairs_the_lines_of_two_files_and_detokenises_them(tmp_pa
     dump(tmp_path / "train.wp_target", ("only one",))
     with pytest.raises(UsageError, match="different numbers of lines"):
         converted(prompts, "--from", "writingprompts")
-
-
-@pytest.mark.parametrize(
-    ("tokens", "text"),
-    [
-        ("I 'm gon na go , OK ?", "I'm gonna go, OK?"),
-        ("( a sock . )", "(a sock.)"),
-        ("the boys ' room", "the boys ' room"),
-        ("$ 5 is 10 % off", "$5 is 10% off"),
-        ("`` Hi '' , he said", '"Hi", he said'),
-    ],
-)
-def test_detokenising_rejoins_words_and_punctuation(tokens: str, text: str) -> None:
-    assert detokenise(tokens) == text
 
 
 def test_what_is_left_out_is_counted(tmp_path: Path, capsys) -> None:
