@@ -16,7 +16,7 @@ from prompt_r1.data.datasets import DATASETS, LeftOut
 from prompt_r1.data.files import id_from_text, load_questions, question_key, write_questions
 from prompt_r1.data.questions import hold_out
 from prompt_r1.data.rows import BadRow, fields_of, read_rows
-from prompt_r1.errors import UsageError
+from prompt_r1.errors import UsageError, first_line
 from prompt_r1.normalise import normalise
 from prompt_r1.programs.command_line import Parser, program_name, run_program
 from prompt_r1.programs.text import printable
@@ -92,8 +92,9 @@ def convert(name: str, files: Sequence[str]) -> tuple[list[Question], Counter[st
             except LeftOut as reason:
                 left_out[str(reason)] += 1
                 continue
-            except BadRow as reason:
-                raise UsageError(f"{file}, row {number}: {reason}") from None
+            except (BadRow, LookupError, TypeError, ValueError) as error:
+                problem = f"not a row of {dataset.name}: {first_line(error)}"
+                raise UsageError(f"{file}, row {number}: {problem}") from None
             key = question_key(text)
             if not any(normalise(gold) for gold in golds):
                 left_out["every gold is empty after normalisation"] += 1

@@ -76,7 +76,7 @@ TRIVIA_ROWS = [
 BOB = {"question": "Who?", "answer": "Bob"}
 HOTPOT_ROW = BOB | {"context": [["Bob", ["Bob is a film."]]], "supporting_facts": [["Bob", 0]]}
 MUSIQUE_ROW = BOB | {"id": "2hop__1", "answer_aliases": ["Rob", " ", "Bob"], "answerable": True}
-UNANSWERABLE = MUSIQUE_ROW | {"id": "2hop__2", "question": "Why?", "answerable": False}
+UNANSWERABLE = MUSIQUE_ROW | {"id": "2hop__2", "answerable": False}
 POPQA_ROW = {"id": 42, "question": "Who?", "possible_answers": '["Bob", "R. \\u00d6.", "The"]'}
 BOOK = {"book_id": "Emma.chapters 1-2", "chapter": "x" * 200_000, "summary_text": "Emma, rich,\nis happy."}
 EMMA = "Please write a short article based on the given title: Emma, chapters 1-2."
@@ -92,13 +92,12 @@ LAYOUTS = [
     Layout("hotpotqa", "train_v1.1.json", [{**HOTPOT_ROW, "_id": "5a", "level": "easy"}]),
     Layout("hotpotqa", "train.parquet", [{**BOB, "id": "5a", "context": {"title": ["Bob"]}}]),
     Layout("2wiki", "dev.json", [{**HOTPOT_ROW, "_id": "1", "answer_id": "Q1"}]),
-    Layout("musique", "musique_full_v1.0_train.jsonl", [MUSIQUE_ROW, UNANSWERABLE], ("Bob", "Rob")),
+    Layout("musique", "musique_full.jsonl", [MUSIQUE_ROW, UNANSWERABLE], ("Bob", "Rob")),
     Layout("popqa", "test.tsv", [POPQA_ROW], ("Bob", "R. Ö.", "The")),
     Layout("gsm8k", "train.jsonl", [BOB | {"answer": SOLUTION}], ("-1024",)),
     Layout("gsm8k", "test.jsonl", [BOB | {"answer": "#### is a heading.\n3 + 4 = 7\n#### 7"}], ("7",)),
     Layout("gsm8k", "main.parquet", [BOB | {"answer": "#### $5.50"}], ("5.50",)),
     Layout("dapo", "dapo-math-17k.parquet", [DAPO_ROW, DAPO_ROW], ("-3",), "Find $x$."),
-    Layout("dapo", "processed.parquet", [DAPO_ROW | {"prompt": "Find $x$."}], ("-3",), "Find $x$."),
     Layout("booksum", "train.csv", [BOOK], ("Emma, rich,\nis happy.",), EMMA),
     Layout("mathqa", "train.json", [options("a ) 1,500 m , b ) 33 1 / 3 % , e ) none", "a")], ("1,500 m",)),
     Layout("mathqa", "test.json", [options("a ) a ) 25 , b ) b ) 30", "b")], ("30",)),
@@ -211,7 +210,7 @@ def test_what_is_left_out_is_counted(tmp_path: Path, capsys) -> None:
     assert {question.dataset for question in questions} == {"HotpotQA"}
     printed = capsys.readouterr().out
     assert "2 questions of HotpotQA" in printed and "left out: 1 (asked before)" in printed
-    assert "1 (no answer (a test split))" in printed
+    assert "1 (no answer)" in printed
     assert "1 (every gold is empty after normalisation)" in printed
 
 
@@ -219,18 +218,18 @@ def test_what_is_left_out_is_counted(tmp_path: Path, capsys) -> None:
     ("source", "name", "rows", "reason"),
     [
         ("gsm8k", "x.jsonl", [{"question": "Q?", "answer": "no mark"}], "row 1: .*####"),
-        ("gsm8k", "x.jsonl", [{"question": "Q?", "answer": "#### 1 1/2"}], "left .*more than a number after"),
-        ("hotpotqa", "x.json", [HOTPOT_ROW, {"answer": "a", "context": ""}], "row 2: .*question is missing"),
-        ("hotpotqa", "x.json", [BOB], "row 1: the field context is missing, which all rows of this"),
+        ("hotpotqa", "x.json", [HOTPOT_ROW, {"answer": "a", "context": ""}], "row 2: .*'question'"),
+        ("hotpotqa", "x.json", [BOB], "row 1: not a row of HotpotQA: the field context is missing"),
+        ("2wiki", "x.json", [{"question": "Q?", "context": ""}], "row 1: .*'answer'"),
         ("hotpotqa", "x.json", ('[{"question": "Q?", "answer": "a"},',), ": not JSON .*line 2"),
         ("hotpotqa", "x.json", ("<html>",), ": not JSON .*begins with '<html>"),
-        ("hotpotqa", "x.jsonl", (json.dumps(HOTPOT_ROW), "[1]"), "row 2: expected a JSON object"),
-        ("popqa", "x.tsv", [{"question": "Q?", "possible_answers": "[oops"}], "row 1: .*not a JSON list"),
-        ("mathqa", "x.json", [{"Problem": "Q?", "options": "a ) 1 , b ) 2", "correct": "c"}], "no text of"),
-        ("musique", "x.jsonl", [BOB | {"answer_aliases": "b"}], "row 1: .*be a list"),
-        ("squad", "x.jsonl", [{"question": "Q?", "answers": {}}], "row 1: the field text is missing"),
+        ("hotpotqa", "x.jsonl", (json.dumps(HOTPOT_ROW), "[1]"), "row 2: .* expected a JSON object"),
+        ("popqa", "x.tsv", [{"question": "Q?", "possible_answers": "[oops"}], "row 1: .*Expecting value"),
+        ("mathqa", "x.json", [{"Problem": "Q?", "options": "a ) 1 , b ) 2", "correct": "c"}], "1 no answer"),
+        ("musique", "x.jsonl", [BOB | {"answer_aliases": "b"}], "row 1: .*concatenate list"),
+        ("squad", "x.jsonl", [{"question": "Q?", "answers": {}}], "row 1: .*KeyError: 'text'"),
         # The file that Salesforce publishes has the paths of the texts only.
-        ("booksum", "x.jsonl", [{"book_id": "Emma"}], "row 1: the field summary_text is missing"),
+        ("booksum", "x.jsonl", [{"book_id": "Emma"}], "row 1: .*KeyError: 'summary_text'"),
         ("xsum", "x.parquet", ("no parquet",), ": not readable as parquet"),
         ("xsum", "x.txt", ("x",), "not a file of rows"),
         ("hotpotqa", "out.jsonl", [BOB], "must not be among the files that"),
