@@ -60,10 +60,8 @@ def _json_lines(path: Path) -> NumberedRows:
 
 
 def _json(path: Path) -> NumberedRows:
-    """The rows of a JSON file: a list, an object with a list as `data`, or a single row."""
+    """The rows of a JSON file: a list, or a single row."""
     value = _json_value(_text_of(path), str(path))
-    if isinstance(value, dict) and isinstance(value.get("data"), list):
-        value = value["data"]
     rows = value if isinstance(value, list) else [value]
     return enumerate(rows, start=1)
 
@@ -72,7 +70,7 @@ def _json_value(text: str, where: str) -> object:
     """The value of a JSON text. Raises UsageError, whose text begins with `where`."""
     try:
         return json.loads(text)
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         beginning = text.lstrip()[:40]
         raise UsageError(
             f"{where}: not JSON ({error}), it begins with {beginning!r}: write one object in each line "
@@ -81,25 +79,25 @@ def _json_value(text: str, where: str) -> object:
 
 
 def _table(path: Path) -> NumberedRows:
-    """The rows of a CSV or TSV file, whose cells are texts."""
+    """The rows of a CSV or TSV file, whose cells are texts. Blank lines are no rows."""
     csv.field_size_limit(MAX_CELL_CHARACTERS)
     separator = "\t" if path.suffix.lower() == ".tsv" else ","
     lines = StringIO(_text_of(path), newline="")
-    reader = csv.reader(lines, delimiter=separator, strict=True, skipinitialspace=True)
-    filled = (cells for cells in reader if cells)  # A blank line has no cells.
+    rows = csv.DictReader(lines, delimiter=separator, strict=True, skipinitialspace=True)
     number = 0  # the number of the last row
     try:
-        columns = next(filled, [])
+        columns = rows.fieldnames or []
         names = ", ".join(columns)[:80]
         if len(set(columns)) < len(columns):
             raise UsageError(f"{path}: two columns have the same name: {names}")
-        for number, cells in enumerate(filled, start=1):
-            if len(cells) != len(columns):
+        for number, row in enumerate(rows, start=1):
+            # DictReader gives surplus cells the name None, and a missing cell the value None.
+            if None in row or None in row.values():
                 raise UsageError(
-                    f"{path}, row {number}: cells: {len(cells)}, columns: {len(columns)} ({names}): a text "
-                    "with the separator or line breaks in it needs double quotes at both ends"
+                    f"{path}, row {number}: more or fewer cells than the {len(columns)} columns ({names}): a "
+                    "text with the separator or line breaks in it needs double quotes at both ends"
                 )
-            yield number, dict(zip(columns, cells, strict=True))
+            yield number, row
     except csv.Error as error:
         raise UsageError(
             f"{path}, row {number + 1}: not readable ({error}): put quotes at both ends of a text, and "
@@ -115,12 +113,8 @@ def _parquet(path: Path) -> NumberedRows:
             batches = file.iter_batches(batch_size=BATCH)
             rows = (row for batch in batches for row in _rows_of_batch(batch))
             yield from enumerate(rows, start=1)
-    except ImportError:
-        raise UsageError(f"{path}: parquet needs a package: pip install -r requirements.txt") from None
     except Exception as error:  # pyarrow's own errors, or a value that Python has no type for
-        raise UsageError(
-            f"{path}: not readable as parquet ({first_line(error)[:120]!r}): write the file anew"
-        ) from None
+        raise UsageError(f"{path}: not readable as parquet ({first_line(error)})") from None
 
 
 def _hub_rows(name: str) -> Iterator[object]:
@@ -255,23 +249,21 @@ def gold_answers(value: object, field: str) -> tuple[str, ...]:
 
 
 def _list_in_text(text: str, field: str) -> list[object]:
-    """The texts of a JSON list in a cell, or the whole text if it is no list.
+    """The items of a JSON list in a cell, or the whole text if it is no list.
 
     A list begins with a bracket and a quote, or it is empty. An interval, such as [0, 1), is no list. Raises
-    BadRow for a broken list.
+    BadRow for a list of another form, such as Python's ['Paris'].
     """
     if not re.match(r"""\s*\[\s*["'\]]""", text):
         return [text]
     try:
-        items = json.loads(text)
-    except (ValueError, RecursionError):
-        items = None
-    if isinstance(items, list) and all(isinstance(item, str) for item in items):
-        return items
-    raise BadRow(
-        f"the field {field} holds a list that is not JSON, {text[:40]!r}: write it as "
-        '["Paris", "City of Paris"]'
-    )
+        items: list[object] = json.loads(text)
+    except ValueError:
+        raise BadRow(
+            f"the field {field} holds a list that is not JSON, {text[:40]!r}: write it as "
+            '["Paris", "City of Paris"]'
+        ) from None
+    return items
 
 
 def describe(value: object) -> str:
