@@ -24,7 +24,7 @@ from prompt_r1.programs.files import replace_file
 from prompt_r1.types import Kind, Question
 
 ANSWER_FIELDS = ("answers", "golden_answers", "answer")  # Of these fields, the first that a row has is read.
-COLUMNS = ("question", *ANSWER_FIELDS, "id", "dataset", "data_source", "kind")
+COLUMNS = ("question", *ANSWER_FIELDS, "id", "dataset", "kind")
 CONVERT = "python -m prompt_r1.data convert"
 
 PUBLISHED = re.compile(r"\AQuestion: (.*)\nFirst, provide a simple explanation of the question", re.DOTALL)
@@ -40,9 +40,9 @@ def load_questions(path: Path | str) -> list[Question]:
 def as_questions(source: str | Path, rows: Iterable[tuple[int, object]], *, dataset: str) -> list[Question]:
     """The questions of numbered rows. Rows that name no dataset belong to `dataset`.
 
-    A row has `question` and `answers` (or `golden_answers`, or `answer`), and may have `id`, `dataset` (or
-    `data_source`) and `kind`; other fields are `extra`. Or it has the columns of the files that the paper's
-    authors published. If rows without ids repeat a question, the number of the row is appended to its id.
+    A row has `question` and `answers` (or `golden_answers`, or `answer`), and may have `id`, `dataset` and
+    `kind`; other fields are `extra`. Or it has the columns of the files that the paper's authors published.
+    If rows without ids repeat a question, the number of the row is appended to its id.
     """
     questions: dict[str, Question] = {}
     for number, row in rows:
@@ -77,8 +77,6 @@ def _question(row: Fields, dataset: str) -> Question:
         )
     if "dataset" in row:
         dataset = text_field(row, "dataset")
-    elif "data_source" in row:
-        dataset = name_in_paper(text_field(row, "data_source"))
     kind = cast(Kind, row.get("kind", kind_of_dataset(dataset)))
     if kind not in get_args(Kind):
         raise BadRow(f"kind is {kind!r}; choose one of {', '.join(get_args(Kind))}")
@@ -105,8 +103,8 @@ def _published_question(row: Fields) -> Question:
         found = PUBLISHED.match(message["content"])
         truth = row["reward_model"]["ground_truth"]
     except (KeyError, TypeError, ValueError):  # The fields have other types or other parts.
-        found = truth = None
-    if found is None or truth is None:
+        found = None
+    if found is None:
         raise BadRow(
             "not a row of the published files, with reward_model{ground_truth} and prompt[{content}]: "
             "'Question: ', the question and the published instruction; "

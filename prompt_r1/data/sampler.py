@@ -17,13 +17,12 @@ def questions_of_step(questions: Sequence[Question], step: int, *, count: int, s
     size = len(questions)
     first = (step - 1) * count  # the place of the step's first question, counted over all epochs
     last = first + count - 1
-    first_epoch = first // size
     order: list[Question] = []  # the shuffled epochs that the step takes questions from
-    for epoch in range(first_epoch, last // size + 1):
+    for epoch in range(first // size, last // size + 1):
         shuffled = list(questions)
         random.Random(f"questions {seed} {epoch}").shuffle(shuffled)
         order += shuffled
-    start = first - first_epoch * size
+    start = first % size
     return order[start : start + count]
 
 

@@ -42,11 +42,11 @@ def test_a_json_line_becomes_a_question(tmp_path: Path) -> None:
     full = {"id": "q1", "question": "Where?", "answers": ["Paris", "P."], "dataset": "towns", "kind": "math"}
     full |= {"answer": "P."}  # not read: `answers` comes first
     minimal = {"question": "Why?", "answer": "Because"}
-    others = {"id": 7, "question": "Why not?", "golden_answers": [42, -1.5], "data_source": "gsm8k-256-test"}
+    others = {"id": 7, "question": "Why not?", "golden_answers": [42, -1.5], "dataset": "gsm8k"}
     assert load_questions(jsonl(tmp_path, full, minimal, others)) == [
         Question("q1", "towns", "Where?", ("Paris", "P."), "math"),
         Question(sha1("Why?"), "cities", "Why?", ("Because",), "qa"),
-        Question("7", "GSM8K", "Why not?", ("42", "-1.5"), "math"),
+        Question("7", "gsm8k", "Why not?", ("42", "-1.5"), "math"),
     ]
 
 
