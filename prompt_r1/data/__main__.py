@@ -8,7 +8,7 @@ if __name__ == "__main__":  # Check before the imports below, which fail where a
 import random
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,11 +26,8 @@ from prompt_r1.types import Question
 
 def main(arguments: list[str]) -> None:
     """Run one of the commands convert, split and mix."""
-    parsed, unknown = command_line().parse_known_args(arguments)
-    options = vars(parsed)
-    command, run = options.pop("command"), options.pop("run")
-    if unknown:  # The error of the command's own parser names its help, such as `… convert --help`.
-        command.error(f"unrecognized arguments: {' '.join(unknown)}")
+    options = vars(command_line().parse_args(arguments))
+    run = options.pop("run")
     run(**options)
 
 
@@ -39,30 +36,39 @@ def command_line() -> Parser:
     parser = Parser(program_name(), description=__doc__, allow_abbrev=False)
     commands = parser.add_subparsers(required=True, metavar="convert|split|mix")
 
-    def subcommand(name: str, about: str, run: Callable[..., None]) -> Callable[..., object]:
-        """Add a command that calls `run`. Returns the function that adds a flag to it."""
-        own = commands.add_parser(name, help=about, allow_abbrev=False)
-        own.set_defaults(command=own, run=run)
-        return own.add_argument
-
-    add = subcommand("convert", "convert a raw dump to a question file", convert_files)
-    add("--from", dest="name", required=True, choices=DATASETS, help="the dataset")
+    command = commands.add_parser("convert", help="convert a raw dump to a question file", allow_abbrev=False)
+    command.set_defaults(run=convert_files)
+    command.add_argument("--from", dest="name", required=True, choices=DATASETS, help="the dataset")
     sources = "raw files, or hf:ORG/NAME:SPLIT"
-    add("--in", dest="files", required=True, nargs="+", metavar="FILE", help=sources)
-    add("--out", required=True, type=Path, metavar="FILE", help="a .jsonl file")
+    command.add_argument("--in", dest="files", required=True, nargs="+", metavar="FILE", help=sources)
+    command.add_argument("--out", required=True, type=Path, metavar="FILE", help="a .jsonl file")
 
-    add = subcommand("split", "divide questions into a file to train on and a file to test with", split_files)
-    add("--in", dest="files", required=True, nargs="+", metavar="FILE", help="question files")
-    add("--out", required=True, type=Path, metavar="FILE", help="a .jsonl file to train on")
-    add("--test", required=True, type=Path, metavar="FILE", help="a .jsonl file to test with")
-    add("--share", type=float, default=0.1, metavar="X", help="share to test with, of each dataset (0.1)")
+    command = commands.add_parser(
+        "split", help="divide questions into a file to train on and a file to test with", allow_abbrev=False
+    )
+    command.set_defaults(run=split_files)
+    command.add_argument(
+        "--in", dest="files", required=True, nargs="+", metavar="FILE", help="question files"
+    )
+    command.add_argument("--out", required=True, type=Path, metavar="FILE", help="a .jsonl file to train on")
+    command.add_argument(
+        "--test", required=True, type=Path, metavar="FILE", help="a .jsonl file to test with"
+    )
+    share = "share to test with, of each dataset (0.1)"
+    command.add_argument("--share", type=float, default=0.1, metavar="X", help=share)
 
-    add = subcommand("mix", "draw the same number of questions from each dataset", mix_files)
-    add("--in", dest="files", required=True, nargs="+", metavar="FILE", help="question files")
-    add("--out", required=True, type=Path, metavar="FILE", help="a .jsonl file")
-    add("--per-dataset", type=int, default=5_120, metavar="N", help="questions per dataset (5120)")
-    add("--exclude", nargs="+", default=[], metavar="FILE", help="leave out their questions")
-    add("--seed", type=int, default=0, metavar="N", help="seed of the draw (0)")
+    command = commands.add_parser(
+        "mix", help="draw the same number of questions from each dataset", allow_abbrev=False
+    )
+    command.set_defaults(run=mix_files)
+    command.add_argument(
+        "--in", dest="files", required=True, nargs="+", metavar="FILE", help="question files"
+    )
+    command.add_argument("--out", required=True, type=Path, metavar="FILE", help="a .jsonl file")
+    per_dataset = "questions per dataset (5120)"
+    command.add_argument("--per-dataset", type=int, default=5_120, metavar="N", help=per_dataset)
+    command.add_argument("--exclude", nargs="+", default=[], metavar="FILE", help="leave out their questions")
+    command.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the draw (0)")
     return parser
 
 
