@@ -79,24 +79,16 @@ class Engine:
             self._pool, max_sequences=max_sequences, prefill_tokens=PREFILL_TOKENS[policy.device.type]
         )
         self._sequence_numbers = itertools.count()
-        self._playing = 0  # the number of games that have a sequence
         self._loop: asyncio.Task[None] | None = None
 
     @contextmanager
     def new_sequence(self) -> Iterator[TokenSequence]:
-        """The sequence of a new game. Its cache is dropped at the end of the context.
-
-        After the last game, the scheduler gets back the limits that it halved when memory ran out (`_step`).
-        """
+        """The sequence of a new game. Its cache is dropped at the end of the context."""
         sequence = TokenSequence(next(self._sequence_numbers))
-        self._playing += 1
         try:
             yield sequence
         finally:
             self._scheduler.evict([sequence])
-            self._playing -= 1
-            if self._playing == 0:
-                self._scheduler.restore_limits()
 
     async def generate(
         self,
@@ -160,6 +152,7 @@ class Engine:
     async def _run(self) -> None:
         """Run steps until no job is left. After each step, games and environments get their turn."""
         scheduler = self._scheduler
+        scheduler.restore_limits()  # An earlier run may have halved them, when memory ran out.
         try:
             while scheduler.waiting or scheduler.running:
                 scheduler.drop_done()
@@ -199,7 +192,7 @@ class Engine:
         scheduler.drop_cache()
         torch.cuda.empty_cache()  # This has no effect on a CPU.
         warnings.warn(
-            f"out of memory: until these games have ended, at most {scheduler.max_sequences} games decode at "
+            f"out of memory: until the engine is idle, at most {scheduler.max_sequences} games decode at "
             f"the same time, and {scheduler.prefill_tokens} prompt tokens are computed beside them",
             stacklevel=2,
         )
