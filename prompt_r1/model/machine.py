@@ -64,25 +64,22 @@ def pick_device(name: str) -> torch.device:
     os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     visible = torch.cuda.device_count()
     if ":" in name:
-        if int(name.partition(":")[2]) >= visible:
-            raise UsageError(
-                f"--device {name}: there is no such GPU: this machine has {visible}, from cuda:0 on"
-            )
-        return torch.device(name)
-    if visible == 1:
-        return torch.device("cuda", 0)
-    if has_other_ranks() and not os.environ.get("LOCAL_RANK"):
+        number = int(name.partition(":")[2])
+    elif visible == 1:
+        number = 0
+    elif has_other_ranks() and not os.environ.get("LOCAL_RANK"):
         raise UsageError(
             f"LOCAL_RANK does not say which of {visible} GPUs this process takes: start with torchrun, or "
             "set it (in a task of Slurm: LOCAL_RANK=$SLURM_LOCALID)"
         )
-    local_rank = launcher_number("LOCAL_RANK", default=0)
-    if local_rank >= visible:
+    else:
+        number = launcher_number("LOCAL_RANK", default=0)
+    if number >= visible:
         raise UsageError(
-            f"process {local_rank} of this machine sees {visible} GPUs: start as many processes as there are "
-            "GPUs, or show each process one GPU of its own"
+            f"--device {name}: there is no GPU {number}: this process sees {visible}, from cuda:0 on; start "
+            "as many processes as there are GPUs, or show each process one GPU of its own"
         )
-    return torch.device("cuda", local_rank)
+    return torch.device("cuda", number)
 
 
 def memory_left(device: torch.device) -> int:
