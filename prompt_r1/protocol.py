@@ -205,10 +205,9 @@ class Codec:
         second = f"{frame.between}<interaction_response>Bob.</interaction_response>{frame.generation}"
         opening = self.opening("Who?")
         pieces = opening + turn + self.reply("Bob.", after=turn[-1])
+        whole_opening = self.encoder.trusted_start(first)
         whole = self.encoder.trusted_start(first + tags + second)
-        same_opening = decode(self.tokenizer, opening) == decode(
-            self.tokenizer, self.encoder.trusted_start(first)
-        )
+        same_opening = decode(self.tokenizer, opening) == decode(self.tokenizer, whole_opening)
         same_reply = after_turn(pieces) == after_turn(whole)
         if not (same_opening and same_reply):
             raise UsageError(

@@ -1,8 +1,6 @@
 """What calls of the environment cost."""
 
-import operator
 from dataclasses import dataclass
-from itertools import repeat
 
 
 @dataclass(frozen=True)
@@ -26,10 +24,22 @@ class Spending:
         return [self.calls, self.tokens_in, self.tokens_out, self.usd, self.lost_usd]
 
     def __add__(self, other: "Spending") -> "Spending":
-        return Spending(*map(operator.add, self.amounts, other.amounts))
+        return Spending(
+            calls=self.calls + other.calls,
+            tokens_in=self.tokens_in + other.tokens_in,
+            tokens_out=self.tokens_out + other.tokens_out,
+            usd=self.usd + other.usd,
+            lost_usd=self.lost_usd + other.lost_usd,
+        )
 
     def __mul__(self, count: int) -> "Spending":
-        return Spending(*map(operator.mul, self.amounts, repeat(count)))
+        return Spending(
+            calls=self.calls * count,
+            tokens_in=self.tokens_in * count,
+            tokens_out=self.tokens_out * count,
+            usd=self.usd * count,
+            lost_usd=self.lost_usd * count,
+        )
 
     def __sub__(self, other: "Spending") -> "Spending":
         return self + other * -1
