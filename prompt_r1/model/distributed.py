@@ -82,14 +82,12 @@ class Ranks:
             self.barrier()
             raise failures[0] from None  # A note of the error has the traceback.
 
-    def on_every_rank(self, work: Callable[[], T]) -> T:
-        """Do this rank's share of some work, and return its result. Errors are shared (`shared_errors`)."""
-        with self.shared_errors():
-            return work()
-
     def on_first_rank(self, make: Callable[[], T]) -> T:
         """Call `make` on rank 0, and return its result or raise its error on every rank."""
-        made = self.on_every_rank(lambda: make() if self.is_first else None)
+        made: T | None = None
+        with self.shared_errors():
+            if self.is_first:
+                made = make()
         return self.gather(made)[0]  # type: ignore[return-value]
 
     def sum_gradients(self, module: nn.Module) -> None:

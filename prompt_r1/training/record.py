@@ -45,7 +45,8 @@ class Record:
         written.
         """
         run, ranks, log = self.run, self.run.ranks, self.run.log
-        ranks.on_every_rank(lambda: log.write_games(f"step-{step:06d}", games_PG))
+        with ranks.shared_errors():
+            log.write_games(f"step-{step:06d}", games_PG)
         measured = step_metrics(games_PG, ranks, rollout_seconds=log.seconds["rollout"])
         metrics = {"step": step, **stats.metrics(ranks), **measured}
         # The calls of the games are added now, because a signal may stop the validation, and the run is then
@@ -85,7 +86,8 @@ class Record:
         if is_due and config.val_data:
             metrics |= self.validate()
         add_spending(metrics, run.environment, run.ranks)
-        metrics = run.ranks.on_every_rank(lambda: log.write_metrics(metrics))
+        with run.ranks.shared_errors():
+            metrics = log.write_metrics(metrics)
 
         # Save and export, if there is something to keep.
         is_best = is_due and self.note_if_best(metrics)

@@ -97,7 +97,8 @@ class Run:
         UsageError.
         """
         own_share = self.interrupt.guard(work)
-        return self.ranks.on_every_rank(lambda: self.runner.run(own_share))
+        with self.ranks.shared_errors():
+            return self.runner.run(own_share)
 
     def mini_batches(self, games_PG: Sequence[Sequence[ScoredGame]]) -> list[list[Batch]]:
         """Make this rank's micro-batches of each optimiser step, from the games that this rank played."""

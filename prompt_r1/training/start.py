@@ -52,7 +52,8 @@ def start_run(chosen: ChosenTraining) -> Iterator[Run]:
             if config.loss_function:
                 # It is tried in the ranks, and not before the fork: on a machine with a GPU, torch refuses
                 # each backward in a fork whose parent has called one.
-                ranks.on_every_rank(lambda: try_loss(config))
+                with ranks.shared_errors():
+                    try_loss(config)
             folder = ranks.on_first_rank(lambda: open_run(config.out))
             with (folder / LOCK).open("a+") as lock, asyncio.Runner() as runner:
                 ranks.on_first_rank(lambda: claim(lock, folder))
@@ -152,9 +153,8 @@ def open_log(config: TrainConfig, folder: Path, ranks: Ranks, *, games: int) -> 
 
     Every rank raises UsageError if the first rank has no account for --wandb.
     """
-    return ranks.on_every_rank(
-        lambda: Log(folder, rank=ranks.rank, games=games, priced=any(config.env_price), wandb=config.wandb)
-    )
+    with ranks.shared_errors():
+        return Log(folder, rank=ranks.rank, games=games, priced=any(config.env_price), wandb=config.wandb)
 
 
 def check_on_first_rank(

@@ -55,7 +55,8 @@ def play_share(
 
     games = run.wait_for(play_and_score())
     agent.engine.drop_cache()
-    run.ranks.on_every_rank(lambda: run.log.write_games(name, [[game] for game in games]))
+    with run.ranks.shared_errors():
+        run.log.write_games(name, [[game] for game in games])
     return games
 
 

@@ -346,9 +346,10 @@ def test_a_failure_of_one_rank_is_raised_on_those_that_succeeded_too(kind):
         return ranks.rank
 
     def share(ranks: Ranks) -> bool:
-        with pytest.raises(kind, match="no room"):
-            ranks.on_every_rank(lambda: work(ranks))
-        return ranks.on_every_rank(lambda: True)
+        with pytest.raises(kind, match="no room"), ranks.shared_errors():
+            work(ranks)
+        with ranks.shared_errors():
+            return True
 
     assert on_each_rank(2, share) == [True, True]
 
@@ -364,8 +365,9 @@ def test_an_unexpected_error_of_one_rank_ends_all_ranks_and_keeps_its_traceback(
             raise NotPickled("no room")
 
     def shown(ranks: Ranks) -> str:
-        with pytest.raises(RuntimeError, match=r"rank 1 failed \(NotPickled: no room\)") as caught:
-            ranks.on_every_rank(lambda: work(ranks))
+        failed = r"rank 1 failed \(NotPickled: no room\)"
+        with pytest.raises(RuntimeError, match=failed) as caught, ranks.shared_errors():
+            work(ranks)
         pickle.dumps(caught.value)  # It reached the other ranks.
         return "".join(format_exception(caught.value))
 
@@ -545,7 +547,8 @@ def test_no_rank_raises_an_error_before_every_rank_has_received_it(monkeypatch):
         raise Resumable("no room")
 
     def share(ranks: Ranks) -> None:
-        ranks.on_every_rank(lambda: None)
+        with ranks.shared_errors():
+            pass
         assert not waited, "ranks that succeed need no barrier"
         ranks.gather(None)
         with pytest.raises(Resumable):
