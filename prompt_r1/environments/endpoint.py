@@ -30,7 +30,7 @@ from prompt_r1.environments.sources import (
     with_system,
 )
 from prompt_r1.errors import FatalEnvError, UsageError
-from prompt_r1.programs.text import printable, without_keys
+from prompt_r1.programs.text import without_keys
 from prompt_r1.types import Message
 
 logger = logging.getLogger(__name__)
@@ -38,7 +38,6 @@ logger = logging.getLogger(__name__)
 OPENAI_URL = "https://api.openai.com/v1"
 CONNECT_SECONDS = 30.0
 MAX_BYTES = 2_000_000  # the largest response; more than most models can write
-MAX_REASON_CHARACTERS = 300  # characters of a provider's error message
 MAX_PORT = 65535
 # What no model's name has: a blank, a URL, or after an @ a host without http://, as in m@localhost:8000.
 NOT_IN_A_NAME = re.compile(r"\s|://|@(localhost|[^@]*[.:])")
@@ -89,11 +88,7 @@ class Endpoint(Source):
             fields = self.fields
             try:
                 reply = await self._send({"model": self.name, "messages": messages, **fields})
-            except Busy as busy:
-                busy.reason = _shown(busy.reason)
-                raise
             except Refused as refused:
-                refused.reason = _shown(refused.reason)
                 # Without max_completion_tokens, a reply might cost more than was reserved for it.
                 if refused.field not in fields or refused.field == "max_completion_tokens":
                     raise
@@ -184,17 +179,10 @@ class Endpoint(Source):
 def _with_tokens(reply: Reply, messages: list[Message]) -> Reply:
     """The reply with the tokens that it costs. If the server counts none, a bound is charged."""
     if reply.reason:  # The server rejected the request, which costs nothing.
-        return replace(reply, reason=_shown(reply.reason))
+        return reply
     sent = sum(byte_count(message["content"]) for message in messages)
     written = byte_count(reply.text) + byte_count(reply.reasoning)
     return replace(reply, tokens_in=reply.tokens_in or sent, tokens_out=reply.tokens_out or written)
-
-
-def _shown(reason: str) -> str:
-    """An error text on one line, without keys, cut to MAX_REASON_CHARACTERS, and printable."""
-    # Keys are removed before the text is cut, because half a key would not be found.
-    words = " ".join(without_keys(reason).split())
-    return printable(words[:MAX_REASON_CHARACTERS])
 
 
 def endpoint_of(name: str, *, key: str, fields: Mapping[str, object], system: str) -> Endpoint:

@@ -14,7 +14,7 @@ from email.utils import parsedate_to_datetime
 
 from prompt_r1.chat_template import encodable
 from prompt_r1.environments.reply_text import reply_of
-from prompt_r1.environments.sources import Busy, NoText, Refused, Reply
+from prompt_r1.environments.sources import Busy, NoText, Refused, Reply, shown_reason
 
 MAX_WAIT = 120.0  # seconds; a server that asks for a longer wait is asked again after this time
 MAX_TOKEN_COUNT = 10_000_000  # No prompt or reply has more tokens: no model has such a context.
@@ -77,9 +77,9 @@ def read_reply(status: int, headers: Mapping[str, str], body: bytes, *, now: flo
     if "insufficient_quota" in codes:
         raise Refused(f"{reason} (check plan and billing)", status=status, concerns_all=True)
     if codes.intersection(FILTERED_CODES):
-        return Reply("", label="content_filter", reason=reason)
+        return Reply("", label="content_filter", reason=shown_reason(reason))
     if status == 413 or (status in (400, 422, 429) and _says_too_long(codes, said)):
-        return Reply("", label="context_length", reason=reason)
+        return Reply("", label="context_length", reason=shown_reason(reason))
     if status in BUSY_STATUSES or status >= 500:
         raise Busy(reason, wait=requested_wait(headers, now=now), may_be_billed=status in GATEWAY_TIMEOUTS)
     raise Refused(

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from prompt_r1.programs.text import printable, without_keys
 from prompt_r1.types import Message
 
 # The fields of a request that limit the tokens of its reply: OpenAI's newer models take only the second.
@@ -17,6 +18,8 @@ REPLY_LIMITS = ("max_tokens", "max_completion_tokens")
 # in time has its whole `timeout`. A game of five turns makes up to four calls, which together must take less
 # than the hour that the other ranks wait for a rank (`start_ranks`).
 CALL_DEADLINE = 600.0
+
+MAX_REASON_CHARACTERS = 300  # characters of a provider's error message
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,7 @@ class Reply:
     label: str = ""
     reasoning: str = ""  # The model's thinking is recorded, and is never part of the text.
     finish: str = ""  # the server's finish_reason; "length" if a limit of tokens has cut the reply
-    reason: str = ""  # the server's words, if its error became a labelled reply
+    reason: str = ""  # the server's words (`shown_reason`), if its error became a labelled reply
     tokens_in: int = 0
     tokens_out: int = 0
 
@@ -53,8 +56,8 @@ class Busy(Exception):
     """
 
     def __init__(self, reason: str, *, wait: float | None = None, may_be_billed: bool = False) -> None:
-        super().__init__(reason)
-        self.reason = reason
+        self.reason = shown_reason(reason)
+        super().__init__(self.reason)
         self.wait = wait
         self.may_be_billed = may_be_billed
 
@@ -74,8 +77,8 @@ class Refused(Exception):
     """The server rejects this dialogue, or with `concerns_all` every dialogue."""
 
     def __init__(self, reason: str, *, status: int = 0, field: str = "", concerns_all: bool = False) -> None:
-        super().__init__(reason)
-        self.reason = reason
+        self.reason = shown_reason(reason)
+        super().__init__(self.reason)
         self.status = status
         self.field = field  # the name of a field in the request that the server does not know
         self.concerns_all = concerns_all
@@ -104,6 +107,13 @@ class Source(ABC):
     async def close(self) -> None:
         """Close connections. Another attempt opens new ones."""
         return
+
+
+def shown_reason(words: str) -> str:
+    """An error text on one line, without keys, cut to MAX_REASON_CHARACTERS, and printable."""
+    # Keys are removed before the text is cut, because half a key would not be found.
+    line = " ".join(without_keys(words).split())
+    return printable(line[:MAX_REASON_CHARACTERS])
 
 
 def byte_count(text: str) -> int:
