@@ -8,7 +8,7 @@ In reading order:
     environment      `ask`: draws the environment of a question, and sends the request until there is a reply
     route            which of several environments a question asks
     time_limit       gives up a request that takes much longer than usual
-    failed_calls     warns of many failed calls, and ends the run if there are too many
+    failed_calls     ends the run if too many calls failed
     check            finds a wrong URL, key, model or setting by one request at the start
     endpoint         an OpenAI-compatible server as a source: one request
     responses        reads the server's response: status, error, completion, usage
