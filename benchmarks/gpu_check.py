@@ -1,12 +1,11 @@
-"""The first five minutes on a CUDA machine: is it right, how fast is it, and does it fit?
+"""The first five minutes on a CUDA machine: is it right, and how fast is it?
 
     python -m benchmarks.gpu_check                               # on a CPU the same code checks a tiny model
     torchrun --nproc-per-node 8 --module benchmarks.gpu_check    # also the network between the ranks
 
 It prints a line for each check: PASS or FAIL (a wrong result, or an error), and what was measured. The
 weights are random, in the shape of Qwen3-4B on GPUs of more than 60 GB, and of Qwen3-0.6B on smaller GPUs.
-The exit code is 1 if a check failed. The last line is calculated from what was measured before: the memory
-and the minutes of a step of the paper.
+The exit code is 1 if a check failed.
 """
 
 import asyncio
@@ -36,12 +35,6 @@ from prompt_r1.types import Completion, Question, Trajectory
 
 # The largest mean difference in nats between log-probabilities that rounding explains.
 GAP_LIMIT = {torch.float32: 1e-4, torch.bfloat16: 0.05}
-QWEN3_4B = 4.02e9  # parameters
-# A step of the paper in a simulation: 640 games in 4,000 decode steps, 45 % of which have a few games, and an
-# update of 1.17 million packed tokens. For each token and parameter, an update takes 8 FLOP, and reference
-# and π_old take 2 FLOP each.
-PAPER_GAMES, PAPER_DECODES, FEW_GAMES, PAPER_TOKENS = 640, 4000, 0.45, 1.17e6
-PAPER_FORWARDS = 1 + 2 * 2 / 8
 
 
 @dataclass
@@ -51,9 +44,6 @@ class Machine:
     ranks: Ranks
     flops: float = 0.0  # per second, of a large matrix product
     bandwidth: float = 0.0  # bytes per second that a copy reads and writes
-    decode_ms: tuple[float, float] = (0.0, 0.0)  # of a decode step of one game, and of many games
-    many_games: int = 1  # the number of these games
-    utilisation: float = 0.0  # MFU of the update
 
     @property
     def on_gpu(self) -> bool:
@@ -243,7 +233,6 @@ def decode(policy: Policy, machine: Machine) -> str:
     rollout = Engine(policy, stop_ids=frozenset(), max_tokens=2048, pool=pool)
     weights = sum(weight.nbytes for weight in policy.parameters())
     shown: list[str] = []
-    ms: dict[tuple[int, int], float] = {}
     for count in counts:
         for prompt in prompts:
             play(rollout, count, 4, prompt=prompt)  # This captures the graphs.
@@ -253,11 +242,9 @@ def decode(policy: Policy, machine: Machine) -> str:
                 play(rollout, count, new, prompt=prompt)
                 seconds.append(clock() - start)
             # Both plays compute the same prompts, and the second has 16 more steps in each of two turns.
-            ms[count, prompt] = 1000 * (seconds[1] - seconds[0]) / 32
+            ms = 1000 * (seconds[1] - seconds[0]) / 32
             floor = 1000 * (weights + count * prompt * bytes_of_a_token(policy)) / machine.bandwidth
-            shown.append(f"{count} games at {prompt}: {ms[count, prompt]:.1f} ms (floor {floor:.1f})")
-    machine.many_games = counts[1]
-    machine.decode_ms = ms[1, prompts[-1]], ms[counts[1], prompts[-1]]
+            shown.append(f"{count} games at {prompt}: {ms:.1f} ms (floor {floor:.1f})")
     cached = rollout._pool.count * rollout._pool.block_size
     return f"{'; '.join(shown)}; the KV cache holds {cached:,} tokens"
 
@@ -299,9 +286,9 @@ def update(policy: Policy, machine: Machine) -> str:
     seconds = clock() - start
     assert metrics["grad_norm"] > 0, "the gradient is zero"
     parameters = sum(weight.numel() for weight in learner.parameters())
-    machine.utilisation = 6 * parameters * packed / seconds / machine.flops
+    utilisation = 6 * parameters * packed / seconds / machine.flops
     return (
-        f"{packed / seconds:,.0f} packed tokens/s ({shape}), MFU {machine.utilisation:.1%} of the measured "
+        f"{packed / seconds:,.0f} packed tokens/s ({shape}), MFU {utilisation:.1%} of the measured "
         f"peak, {memory() - before:,.0f} MB"
     )
 
@@ -316,41 +303,6 @@ def network(policy: Policy, machine: Machine) -> str:
     return f"all_reduce {gradient.nbytes / seconds / 1e9:.3g} GB/s, gather {gather * 1000:.1f} ms"
 
 
-def gigabytes_of_4b(ranks: int) -> float:
-    """GB of each GPU in a training of Qwen3-4B by the paper's preset, without the KV cache (calculated)."""
-    weights_and_moments = 16 * QWEN3_4B / ranks
-    reference = 2 * QWEN3_4B / ranks
-    engines_copy = 2 * QWEN3_4B
-    return (weights_and_moments + reference + engines_copy) / 1e9 + 9.9
-
-
-def minutes_of_a_step(machine: Machine) -> float:
-    """Minutes of a step of the paper, without the time of its environment (calculated).
-
-    A decode step of more games is assumed to take proportionally longer.
-    """
-    few_ms, many_ms = machine.decode_ms
-    games = PAPER_GAMES / machine.ranks.count
-    decode_ms = FEW_GAMES * few_ms + (1 - FEW_GAMES) * many_ms * max(1.0, games / machine.many_games)
-    speed = machine.utilisation * machine.flops * machine.ranks.count
-    update_seconds = PAPER_FORWARDS * 6 * QWEN3_4B * PAPER_TOKENS / speed
-    return (PAPER_DECODES * decode_ms / 1000 + update_seconds) / 60
-
-
-def paper(policy: Policy, machine: Machine) -> str:
-    """Calculate from the measurements what the paper's preset takes on this machine."""
-    needed = gigabytes_of_4b(machine.ranks.count)
-    minutes = minutes_of_a_step(machine)
-    there = ""
-    if machine.on_gpu:
-        total = torch.cuda.get_device_properties(machine.ranks.device).total_memory / 1e9
-        there = f" of {total:.0f}"
-    return (
-        f"calculated: Qwen3-4B takes {needed:.0f}{there} GB beside its KV cache, and {minutes:.3g} minutes a "
-        "step, without the time of its environment"
-    )
-
-
 def main() -> None:
     """Run all checks, and print a line for each."""
     machine = Machine(start_ranks(pick_device("auto"), "ddp"))
@@ -363,7 +315,7 @@ def main() -> None:
     if machine.ranks.count > 1:
         checks.append(network)
     failed = False
-    for check in (*checks, paper):
+    for check in checks:
         try:
             verdict, measured = "PASS", check(policy, machine)
         except Exception as error:

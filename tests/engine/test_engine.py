@@ -23,7 +23,6 @@ from prompt_r1.engine.kv_cache import TokenSequence
 from prompt_r1.engine.paged_attention import PagedBatch
 from prompt_r1.engine.scheduler import Scheduler
 from prompt_r1.errors import AgentUnusable
-from prompt_r1.model.distributed import Ranks
 from prompt_r1.model.policy import Policy
 from prompt_r1.types import Completion
 from tests.support import tiny
@@ -658,18 +657,8 @@ def test_every_check_of_a_new_gpu_passes_on_a_cpu(capsys):
         gpu_check.main()
     lines = capsys.readouterr().out.splitlines()[1:]
     assert ended.value.code == 0, lines
-    names = "machine_speed paged_attention model engine decode training_gap update paper"
+    names = "machine_speed paged_attention model engine decode training_gap update"
     assert [line.split()[:2] for line in lines] == [["PASS", name] for name in names.split()]
-
-
-def test_the_minutes_of_a_step_follow_from_what_was_measured():
-    """Eight GPUs: 4,000 decode steps of 10 and 15 ms, and an update at 200 TFLOP/s each; by hand."""
-    ranks = Ranks(0, 8, torch.device("cpu"))
-    machine = gpu_check.Machine(ranks, flops=500e12, decode_ms=(10.0, 15.0), many_games=80, utilisation=0.4)
-    rollout = 4000 * (0.45 * 0.010 + 0.55 * 0.015)
-    update = 1.5 * 6 * 4.02e9 * 1.17e6 / (8 * 200e12)
-    assert gpu_check.minutes_of_a_step(machine) == pytest.approx((rollout + update) / 60)
-    assert gpu_check.gigabytes_of_4b(8) == pytest.approx(27.0, abs=0.05), "as docs/cluster.md says"
 
 
 def test_after_out_of_memory_nothing_holds_the_memory_of_the_failed_forward(monkeypatch):
