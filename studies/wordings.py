@@ -91,7 +91,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import permutations
 from pathlib import Path
 from statistics import fmean
@@ -145,7 +145,7 @@ TURNS = "4"
 EVERY_TRAINING = f"--config small --max-turns {TURNS} --test-data none"
 OUT = "out"  # in the folder of a program: what it writes. Beside it is its cost.
 REPLIES = "replies.json"
-PARTS = ("replies", "warm", "gate", "run", "test", "alone", "rft", "best")  # the programs of a fold
+PARTS = ("warm", "gate", "run", "test", "alone", "rft", "best")  # the programs of a fold
 # Rows of the first table.
 TRAINED = "prompt-r1"
 BEST = {1: "best wording", 2: "best pair", 3: "best three"}  # number of wordings → row
@@ -640,36 +640,28 @@ def main(arguments: list[str]) -> None:
     """Run what is missing, and print the results."""
     parser = argparse.ArgumentParser("python -m studies.wordings", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("runs/wordings"), help="folder of all runs")
-    parser.add_argument("--replies", action="store_true", help="ask the environment for all scripts, no more")
     parser.add_argument("--folds", type=int, nargs="+", default=[0, 1, 2], help="run only these folds")
     parser.add_argument("--tables", action="store_true", help="run nothing")
     parser.add_argument("--quick", action="store_true", help="a tiny fold, in a temporary folder")
     given = parser.parse_args(arguments)
-    plan = QUICK if given.quick else Plan()
-    out = given.out.resolve()
-    if given.replies:
-        torch.set_num_threads(1)
-        [number] = given.folds
-        asyncio.run(ask_environment(plan, fold_of(number, plan.cities), out))
-    elif given.quick:
+    torch.set_num_threads(1)
+    if given.quick:
         with tempfile.TemporaryDirectory() as folder:
-            run_all(plan, Path(folder))
-            print(report(plan, Path(folder)))
-    else:
-        if not given.tables:
-            run_all(replace(plan, folds=given.folds), out)
-        print(report(plan, out))
+            run_all(QUICK, Path(folder))
+            print(report(QUICK, Path(folder)))
+        return
+    out = given.out.resolve()
+    if not given.tables:
+        run_all(Plan(folds=given.folds), out)
+    print(report(Plan(), out))
 
 
 def run_all(plan: Plan, out: Path) -> None:
     """Run all programs of the plan's folds, one after the other. The rivals come last."""
     for fold in plan.all_folds:
-        folder = folder_of(out, fold) / "replies"
-        if plan is QUICK:
-            asyncio.run(ask_environment(plan, fold, folder / OUT))
-        elif not has_ended(folder):
-            program = ["-m", "studies.wordings", "--replies", "--folds", str(fold.number)]
-            run_and_show(program, folder)
+        asked = folder_of(out, fold) / "replies" / OUT
+        if not (asked / REPLIES).exists():
+            asyncio.run(ask_environment(plan, fold, asked))
         write_questions(plan, fold, out)
         train_and_test(plan, fold, out)
     if plan.has_all_rivals:
