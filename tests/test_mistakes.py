@@ -117,7 +117,7 @@ SEEN_BEFORE_TORCH = [
     ("train.py --out trained --seed 1", "step-000001 was made with seed = 0, not 1: resume"),
     ("evaluate.py --method direct --env mini --out notes.docx", "File exists; give --out a folder"),
     ("evaluate.py --method direct --env mini --out folder", "files in it that are not of an evaluation"),
-    ("evaluate.py --method direct --env mini --out answered", "its answers have --top-p 0.5, not 1.0"),
+    ("evaluate.py --method direct --env mini --out answered", "made with top_p = 0.5, not 1.0"),
     ("evaluate.py", "run `python train.py` first"),
     (
         "evaluate.py --agent AGENT --env mini --data good.jsonl --method rft",

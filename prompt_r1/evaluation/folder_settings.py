@@ -5,6 +5,7 @@ digests of files and agents.
 """
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +18,20 @@ from prompt_r1.evaluation.settings import EvaluateConfig
 from prompt_r1.pair.named_agent import GAME_FILE, NamedAgent
 from prompt_r1.programs.files import replace_file
 from prompt_r1.settings.agent import MINI_AGENT, is_mini_data
-from prompt_r1.settings.fields import experiment_values, flag_of, read_mapping
+from prompt_r1.settings.fields import experiment_values, read_mapping
 
 SETTINGS = "config.yaml"
 
 
-def check_same_settings(folder: Path, config: EvaluateConfig, seed: int) -> None:
-    """Raise UsageError if a folder's config.yaml contradicts these settings."""
+def check_kept(folder: Path, values: Mapping[str, Any]) -> None:
+    """Raise UsageError if a folder's config.yaml has other values under these names."""
     kept = contents_of(folder)
-    for name, value in settings_in_common(config, seed).items():
+    for name, value in values.items():
         if kept.get(name, value) != value:
-            flag = f"{flag_of(name)} {kept[name]!r}, not {value!r}"
-            raise UsageError(f"--out {folder}: its answers have {flag}: give another --out")
+            raise UsageError(
+                f"--out {folder}: its answers were made with {name} = {kept[name]!r}, not {value!r}: give "
+                "another --out"
+            )
 
 
 def contents_of(folder: Path) -> dict[str, Any]:
@@ -47,18 +50,15 @@ def keep_settings(evaluation: Evaluation) -> None:
     """Write config.yaml. Raises UsageError if something has changed that the folder's answers depend on."""
     folder = evaluation.folder
     kept = contents_of(folder)
-    dependencies = dependencies_of(evaluation)
+    values = settings_in_common(evaluation.config, evaluation.seed) | dependencies_of(evaluation)
     # The tables also show the answers of earlier commands. So their agents may not have changed either, even
     # if no method of this command depends on the files of these agents.
     for agent in evaluation.agents.values():
         name = f"digest of {agent.path}"
-        if name in kept and name not in dependencies:
-            dependencies[name] = _digest(Path(agent.built().path))
-    for name, value in dependencies.items():
-        if kept.get(name, value) != value:
-            raise UsageError(f"--out {folder}: {name} has changed since its answers: give another --out")
-    values = {**kept, **settings_in_common(evaluation.config, evaluation.seed), **dependencies}
-    text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+        if name in kept and name not in values:
+            values[name] = _digest(Path(agent.built().path))
+    check_kept(folder, values)
+    text = yaml.safe_dump({**kept, **values}, sort_keys=False, allow_unicode=True)
     replace_file(folder / SETTINGS, text.encode())
 
 

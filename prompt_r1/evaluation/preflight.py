@@ -14,7 +14,7 @@ from prompt_r1.environments.budget import Price, parse_prices
 from prompt_r1.environments.specs import check_environment
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.evaluation import Evaluation, trusted_environments
-from prompt_r1.evaluation.folder_settings import check_same_settings, game_of
+from prompt_r1.evaluation.folder_settings import check_kept, game_of, settings_in_common
 from prompt_r1.evaluation.methods import DEFAULT_METHODS, METHODS, TRANSFER_METHODS
 from prompt_r1.evaluation.predictions import FILE, System
 from prompt_r1.evaluation.searches import Data
@@ -277,7 +277,7 @@ def _check_folder(config: EvaluateConfig, seed: int) -> None:
     folder = Path(config.out)
     if folder.exists():  # Otherwise `make_folder` would make it. An evaluation that cannot start makes none.
         make_folder(folder, lambda folder: (folder / FILE).exists(), "an evaluation")
-        check_same_settings(folder, config, seed)
+        check_kept(folder, settings_in_common(config, seed))
 
 
 def _check_environments(
