@@ -126,10 +126,8 @@ class Evaluation:
         algorithm = METHODS[system.method].algorithm
         if algorithm is None:
             return None
-        if self.config.optimizer_env:
-            spec, settings = self.config.optimizer_env, self.config
-        else:
-            spec, settings = system.environment, self.environments[system.environment]
+        spec = self.config.optimizer_env or system.environment
+        settings = self.environments.get(spec, self.config)
         fields = algorithm.optimizer_fields
         if self.config.max_env_usd and limit_in(fields) is None:
             # The authors of GEPA set no limit, but a limit of dollars needs it.

@@ -44,8 +44,7 @@ async def open_method(evaluation: Evaluation, system: System, account: Account) 
         optimizer = evaluation.open_optimizer(system, account)
         if optimizer is not None:
             opened.push_async_callback(optimizer.close)
-            if evaluation.config.optimizer_env:  # Otherwise the environment writes the prompts, too.
-                await check_servers(optimizer)
+            await check_servers(optimizer)  # Its requests have other fields.
         yield await make_method(evaluation, system, environment, optimizer)
 
 
