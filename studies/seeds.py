@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 from prompt_r1.errors import UsageError
-from prompt_r1.evaluation.intervals import bounds_text, macro_interval
+from prompt_r1.evaluation.intervals import bounds_text, mean_interval
 from prompt_r1.evaluation.predictions import FILE, Prediction, read_predictions
 from prompt_r1.evaluation.searches import task_score
 from prompt_r1.programs.command_line import run_program
@@ -102,7 +102,7 @@ def pass_at_k(marks: Sequence[float], k: int) -> float:
 def percent(scores: Scores) -> str:
     """The mean of the datasets' means in percent, with its interval (over questions, or over seeds)."""
     means = means_of_seeds(scores)
-    low, high = macro_interval({str(key): list(marks.values()) for key, marks in scores.items()})
+    low, high = mean_interval([list(marks.values()) for marks in scores.values()])
     if len(means) > 1:
         lowest, highest = student_interval(means)
         low = max(0.0, min(low, lowest))

@@ -4,7 +4,7 @@ They are Wilson's, which are made for zeros and ones. Other scores from 0 to 1, 
 variance of zeros and ones with the same mean, so for them the interval is only too wide.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from math import sqrt
 from statistics import NormalDist, fmean
 
@@ -25,27 +25,19 @@ def wilson(rate: float, n: int) -> tuple[float, float]:
     return low, high
 
 
-def mean_interval(scores: Sequence[float]) -> tuple[float, float]:
-    """The interval of the mean of `scores`, one per question."""
-    return wilson(_as_rate(fmean(scores)), len(scores))
+def mean_interval(groups: Collection[Sequence[float]]) -> tuple[float, float]:
+    """The interval of the mean of the groups' means. A group has a score for each of its questions.
 
-
-def macro_interval(groups: Mapping[str, Sequence[float]]) -> tuple[float, float]:
-    """The interval of the mean of the datasets' means. `groups`: dataset → scores, one per question.
-
-    Every dataset counts as if it had no more questions than the smallest one. For datasets of one size, this
-    is Wilson's interval over all their questions.
+    Every group counts as if it had no more questions than the smallest one. For groups of one size, and for a
+    single group, this is Wilson's interval over all their questions.
     """
-    means = [fmean(scores) for scores in groups.values()]
-    smallest = min(len(scores) for scores in groups.values())
-    return wilson(_as_rate(fmean(means)), smallest * len(groups))
+    mean = fmean(fmean(scores) for scores in groups)
+    smallest = min(len(scores) for scores in groups)
+    # Rounding may exceed the range from 0 to 1, and SSim, a cosine, may be a little below 0.
+    rate = min(max(mean, 0.0), 1.0)
+    return wilson(rate, smallest * len(groups))
 
 
 def bounds_text(low: float, high: float, form: str) -> str:
     """An interval in brackets, each end in the format `form`: [0.92, 0.97]."""
     return f"[{low:{form}}, {high:{form}}]"
-
-
-def _as_rate(mean: float) -> float:
-    """Limit a mean to 0 to 1. Rounding may exceed this range, and SSim, a cosine, may be a little below 0."""
-    return min(max(mean, 0.0), 1.0)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from prompt_r1.data.datasets import OUT_OF_DISTRIBUTION, TRAINED
-from prompt_r1.evaluation.intervals import macro_interval, mean_interval
+from prompt_r1.evaluation.intervals import mean_interval
 from prompt_r1.evaluation.official import official_scores
 from prompt_r1.evaluation.predictions import Prediction, System
 from prompt_r1.evaluation.similarity import SentenceEncoder
@@ -120,14 +120,11 @@ class Results:
         None if one of these datasets was not measured.
         """
         reporting = [name for name in datasets if metric in self.reported_metrics(name)]
-        scores = {name: self.scores(system, [name], metric) for name in reporting}
-        if not scores or not all(scores.values()):
+        scores = [self.scores(system, [name], metric) for name in reporting]
+        if not scores or not all(scores):
             return None
-        mean = fmean(fmean(values) for values in scores.values())
-        low, high = macro_interval(scores)
-        n = sum(len(values) for values in scores.values())
         failed = [prediction for prediction in self.predictions(system, reporting) if prediction.error]
-        return Rate(mean, low, high, n, errors=len(failed))
+        return rate_of(scores, errors=len(failed))
 
     def micro_means(self, system: System, datasets: Sequence[str]) -> Means:
         """The means of everything that was measured on a system's questions of these datasets."""
@@ -139,8 +136,7 @@ class Results:
         for metric in self.labels:
             scores = self.scores(system, datasets, metric)
             if scores:
-                low, high = mean_interval(scores)
-                rates[metric] = Rate(fmean(scores), low, high, len(scores), errors)
+                rates[metric] = rate_of([scores], errors=errors)
         known: dict[str, list[float]] = {}
         for prediction in answered:
             for name, count in counts_of(prediction).items():
@@ -148,6 +144,13 @@ class Results:
                     known.setdefault(name, []).append(count)
         counts = {name: fmean(values) for name, values in known.items()}
         return Means(len(questions), errors, rates, counts)
+
+
+def rate_of(groups: Sequence[Sequence[float]], *, errors: int) -> Rate:
+    """The mean of the groups' means, with its interval. A group has a score for each of its questions."""
+    mean = fmean(fmean(scores) for scores in groups)
+    low, high = mean_interval(groups)
+    return Rate(mean, low, high, n=sum(len(scores) for scores in groups), errors=errors)
 
 
 def score_predictions(

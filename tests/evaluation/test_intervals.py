@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from prompt_r1.evaluation.intervals import macro_interval, mean_interval, wilson
+from prompt_r1.evaluation.intervals import mean_interval, wilson
 
 SIMULATIONS = 1_000
 
@@ -28,23 +28,23 @@ def test_wilson_contains_the_rates_that_a_score_test_does_not_reject(successes, 
 
 
 def test_scores_of_zero_and_one_get_the_interval_of_a_rate():
-    assert mean_interval([0.0] * 128) == wilson(0, 128)
-    assert mean_interval([0, 1, 1, 0, 1]) == wilson(3 / 5, 5)
+    assert mean_interval([[0.0] * 128]) == wilson(0, 128)
+    assert mean_interval([[0, 1, 1, 0, 1]]) == wilson(3 / 5, 5)
 
 
 def test_datasets_of_one_size_get_the_interval_of_all_their_questions():
-    groups = {"a": [1.0] * 30 + [0.0] * 34, "b": [0.0] * 64}
-    assert macro_interval(groups) == wilson(30 / 128, 128)
+    groups = [[1.0] * 30 + [0.0] * 34, [0.0] * 64]
+    assert mean_interval(groups) == wilson(30 / 128, 128)
 
 
 def test_a_large_dataset_does_not_make_the_average_with_a_small_one_certain():
     small = [1.0, 0.0, 1.0, 0.0]
-    assert macro_interval({"a": small, "b": [0.0] * 10_000}) == macro_interval({"a": small, "b": [0.0] * 4})
+    assert mean_interval([small, [0.0] * 10_000]) == mean_interval([small, [0.0] * 4])
 
 
 def test_a_mean_of_cosines_below_zero_has_an_interval():
     """Embeddings of unrelated texts may point in opposite directions."""
-    assert mean_interval([-0.02, -0.01]) == wilson(0, 2)
+    assert mean_interval([[-0.02, -0.01]]) == wilson(0, 2)
 
 
 @pytest.mark.slow
@@ -54,9 +54,9 @@ def test_the_intervals_of_scores_and_of_macro_averages_cover_the_true_values():
     covered = macro_covered = 0
     for _ in range(SIMULATIONS):
         scores, others = f1_like(rng, (2, 128))
-        low, high = mean_interval(scores)
+        low, high = mean_interval([scores])
         covered += low <= 0.45 <= high
-        low, high = macro_interval({"one": scores[:40], "two": 1 - others})
+        low, high = mean_interval([scores[:40], 1 - others])
         macro_covered += low <= 0.5 <= high
     assert covered / SIMULATIONS >= 0.95
     assert macro_covered / SIMULATIONS >= 0.95

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from prompt_r1.data.datasets import OUT_OF_DISTRIBUTION, TRAINED, kind_of_dataset
-from prompt_r1.evaluation.intervals import macro_interval, wilson
+from prompt_r1.evaluation.intervals import mean_interval, wilson
 from prompt_r1.evaluation.paper_numbers import PaperColumn, load_numbers
 from prompt_r1.evaluation.predictions import System
 from prompt_r1.evaluation.scores import score_predictions
@@ -104,8 +104,8 @@ def test_an_average_weights_datasets_equally_and_a_pooled_mean_weights_questions
     rate = pooled.rates["em"]
     assert (average.mean, average.n, rate.mean, pooled.n) == (0.625, 12, 0.5, 12)
     assert (rate.low, rate.high) == wilson(0.5, 12)
-    questions = {"towns": [1] * 2 + [0] * 6, "rivers": [1] * 4}
-    assert (average.low, average.high) == macro_interval(questions)
+    towns, rivers = [1] * 2 + [0] * 6, [1] * 4
+    assert (average.low, average.high) == mean_interval([towns, rivers])
 
 
 def test_an_average_over_a_dataset_that_was_not_measured_is_none():
