@@ -46,9 +46,14 @@ def _best(metric: Callable[[str, str], float], prediction: str, answers: Sequenc
 
 def _is_the_same_text(prediction: str, gold: str) -> bool:
     """Whether two texts are equal but for case, typography and the marks around them. Empty texts are not."""
-    said, meant = (plain_characters(text).strip().casefold() for text in (prediction, gold))
-    # "(A)" is "a". But "$" is only marks, and stays.
-    return meant != "" and (said.strip(AROUND) or said) == (meant.strip(AROUND) or meant)
+    meant = _without_marks_around(gold)
+    return meant != "" and _without_marks_around(prediction) == meant
+
+
+def _without_marks_around(text: str) -> str:
+    """A text as "(A)" becomes "a". A text of marks alone, as "$", stays."""
+    plain = plain_characters(text).strip().casefold()
+    return plain.strip(AROUND) or plain
 
 
 def _contains(predicted: str, wanted: str) -> bool:
