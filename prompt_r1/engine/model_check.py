@@ -130,12 +130,12 @@ def _cached_logits(policy: Policy, game: list[int]) -> Tensor:
 
 @contextmanager
 def _short_windows(model: PreTrainedModel) -> Iterator[None]:
-    """Shorten every sliding window inside the context, so that short games exceed it."""
+    """Shorten long sliding windows inside the context, so that short games exceed them."""
     parts: list[Any] = [model.config, model.config.get_text_config(), *model.modules()]
     with ExitStack() as restore:
         for part in parts:
             window = getattr(part, "sliding_window", None)
-            if isinstance(window, int):
+            if isinstance(window, int) and window > WINDOW:
                 restore.callback(setattr, part, "sliding_window", window)
                 part.sliding_window = WINDOW
         yield

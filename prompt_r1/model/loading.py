@@ -10,7 +10,6 @@ import torch
 from huggingface_hub import file_exists, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError
 from transformers import (
-    MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -86,9 +85,6 @@ def _check_config(path: str | Path, config: PretrainedConfig) -> None:
     text = config.get_text_config()
     if any(getattr(part, "quantization_config", None) for part in (config, text)):
         raise UsageError(f"the weights at {str(path)!r} are quantised: give the model in 16 or 32 bits")
-    model_class = cast(type[PreTrainedModel] | None, MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None))
-    if model_class and not model_class.is_backend_compatible():
-        raise unsupported(config, "its attention cannot be replaced")
     if getattr(text, "final_logit_softcapping", None):
         raise unsupported(config, "its logits have a soft cap")
     # The check after loading (engine/model_check.py) has short games, which may not show what other kinds of
@@ -97,11 +93,6 @@ def _check_config(path: str | Path, config: PretrainedConfig) -> None:
     unknown = sorted({*layer_types} - LAYER_TYPES)
     if unknown:
         raise unsupported(config, f"it has layers of the kind {', '.join(unknown)}")
-    # Without a list of layer types, every layer may have the window.
-    has_window = not layer_types or "sliding_attention" in layer_types
-    window = getattr(text, "sliding_window", None)
-    if has_window and window is not None and window < 1:  # Models ignore such a window, or mask everything.
-        raise unsupported(config, f"its sliding window is {window}: set it to null, or to at least 1")
 
 
 def _check_length(path: str | Path, config: PretrainedConfig, max_tokens: int) -> None:
