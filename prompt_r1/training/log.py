@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from prompt_r1.errors import UsageError
 from prompt_r1.programs.command_line import discard_stdout
-from prompt_r1.programs.reading import is_finite_number, json_object
+from prompt_r1.programs.reading import json_object
 from prompt_r1.programs.text import printable
 from prompt_r1.types import ScoredGame
 
@@ -199,25 +199,15 @@ def _six_digits(value: float) -> float:
 
 
 def read_metrics(folder: Path) -> list[dict[str, float]]:
-    """Read the lines of a run's metrics.jsonl; [] if there is none.
-
-    Damaged lines, and values other than numbers, are left out. NaN and infinity are kept, because a run logs
-    them, and they raise an alarm.
-    """
+    """Read the lines of a run's metrics.jsonl; [] if there is none. NaN and infinity are among the values."""
     path = folder / "metrics.jsonl"
-    if not path.exists():
-        return []
-    lines = []
-    for text in path.read_text("utf-8", errors="replace").split("\n"):
-        line = json_object(text)
-        if is_finite_number(line.get("step")):
-            lines.append({name: value for name, value in line.items() if _is_metric(value)})
-    return lines
+    return read_json_lines(path) if path.exists() else []
 
 
-def _is_metric(value: object) -> bool:
-    """Whether a value of a JSON file is a number, NaN and infinity included."""
-    return isinstance(value, float) or is_finite_number(value)
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
+    """Read the objects of a JSON lines file. Lines that a kill or a crash has damaged are left out."""
+    lines = [json_object(line) for line in path.read_text("utf-8", errors="replace").split("\n")]
+    return [line for line in lines if line]
 
 
 def json_line(values: Mapping[str, object]) -> str:

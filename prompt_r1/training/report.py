@@ -9,19 +9,16 @@ if __name__ == "__main__":  # Check before the imports below, which fail where a
 
     check_installation()
 
-import fnmatch
-import math
 import sys
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from itertools import groupby
 from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined, Template, UndefinedError
+from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from prompt_r1.errors import UsageError
@@ -29,28 +26,15 @@ from prompt_r1.f1 import exact_match
 from prompt_r1.pair.named_agent import exported_step
 from prompt_r1.programs.command_line import Parser, program_name, run_program
 from prompt_r1.programs.files import replace_file
-from prompt_r1.programs.reading import json_object
 from prompt_r1.programs.text import printable
 from prompt_r1.settings.fields import read_mapping
 from prompt_r1.training.charts import HEIGHT, WIDTH, Lines, charts_of, points_of
-from prompt_r1.training.log import read_metrics
+from prompt_r1.training.log import read_json_lines, read_metrics
 from prompt_r1.training.run_folder import TEST_FILE
 
 HERE = Path(__file__).parent
 JsonObject = Mapping[str, Any]  # a game in a line of trajectories/*.jsonl, or a part of it
-
-# Counts of the whole run: the label of each, and the metrics that are summed for it.
-COUNTS = {
-    "games trained": ("games",),
-    "calls sent": ("env/paid",),
-    "calls from the journal": ("env/reused",),
-    "requests retried": ("env/failed_requests",),
-    "calls failed": ("env/errors", "val/errors"),
-    "replies filtered, cut or empty": ("env/outcomes/*",),
-}
 MAX_GROUPS = 12  # the page shows this many groups of each step
-# While the page is made, a line that is no game can raise these.
-NOT_A_GAME = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, UndefinedError)
 
 
 def write_report(run: Path) -> Path:
@@ -67,53 +51,32 @@ def page(run: Path) -> str:
         raise UsageError(
             f"{run}: there are no metrics in metrics.jsonl; give a run folder, such as runs/mini-seed0"
         )
-    settings_file = run / "config.yaml"
-    settings = read_mapping(settings_file) if settings_file.is_file() else {}
+    settings = read_mapping(run / "config.yaml")
     best = exported_step(run / "agent")
-    parts = {
-        "name": run.resolve().name,
-        "agent": str(settings.get("agent", "")),
-        "environment": str(settings.get("env", "")),
-        "style": Markup((HERE / "page.css").read_text("utf-8")),
-        "script": Markup((HERE / "page.js").read_text("utf-8")),
-        "result": _result(lines, best),
-        "counts": _counts(lines),
-        "settings": _text(settings_file),
-        "test": _text(run / TEST_FILE),
-        "charts": charts_of(lines),
-        "width": WIDTH,
-        "height": HEIGHT,
-        "is_right": is_right,
-        "sum_of_reward": own_reward if settings.get("reward") else sum_of_reward,
-        "most": MAX_GROUPS,
-    }
-    try:
-        return _template().render(parts, groups=read_groups(run, best=best))
-    except NOT_A_GAME as error:
-        raise UsageError(
-            f"{run}/trajectories: a line of the steps shown is not a game of train.py ({error!r})"
-        ) from None
-
-
-@cache
-def _template() -> Template:
-    """The template of the page. A run writes its page after each step, and compiles this once."""
+    test_file = run / TEST_FILE
     environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_shown
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    return environment.from_string((HERE / "page.html").read_text("utf-8"))
-
-
-def _shown(value: object) -> object:
-    """Escape characters that hide or reorder others in a text, before the template shows it."""
-    if isinstance(value, str) and not isinstance(value, Markup):
-        return printable(value)
-    return value
-
-
-def _text(path: Path) -> str:
-    """The text of a file; "" if there is none."""
-    return path.read_text("utf-8", "replace") if path.is_file() else ""
+    template = environment.from_string((HERE / "page.html").read_text("utf-8"))
+    html = template.render(
+        name=run.resolve().name,
+        agent=settings["agent"],
+        environment=settings["env"],
+        style=Markup((HERE / "page.css").read_text("utf-8")),
+        script=Markup((HERE / "page.js").read_text("utf-8")),
+        result=_result(lines, best),
+        counts=_counts(lines),
+        settings=(run / "config.yaml").read_text("utf-8"),
+        test=test_file.read_text("utf-8") if test_file.is_file() else "",
+        charts=charts_of(lines),
+        width=WIDTH,
+        height=HEIGHT,
+        groups=read_groups(run, best=best),
+        is_right=is_right,
+        sum_of_reward=own_reward if settings["reward"] else sum_of_reward,
+        most=MAX_GROUPS,
+    )
+    return printable(html)  # A game may have characters that hide or reorder others.
 
 
 def _result(lines: Lines, best: int) -> str:
@@ -133,14 +96,18 @@ def _counts(lines: Lines) -> dict[str, int]:
     totals = defaultdict[str, float](float)
     for line in lines:
         for name, value in line.items():
-            if math.isfinite(value):
-                totals[name] += value
-    last_step = max((line["step"] for line in lines), default=0)
-    counts = {"steps": int(last_step)}
-    for label, patterns in COUNTS.items():
-        names = [name for pattern in patterns for name in fnmatch.filter(totals, pattern)]
-        counts[label] = round(sum(totals[name] for name in names))
-    return counts
+            # A server may name any reason in env/outcomes/REASON.
+            totals["env/outcomes" if name.startswith("env/outcomes/") else name] += value
+    counts = {
+        "steps": lines[-1]["step"],
+        "games trained": totals["games"],
+        "calls sent": totals["env/paid"],
+        "calls from the journal": totals["env/reused"],
+        "requests retried": totals["env/failed_requests"],
+        "calls failed": totals["env/errors"] + totals["val/errors"],
+        "replies filtered, cut or empty": totals["env/outcomes"],
+    }
+    return {label: round(count) for label, count in counts.items()}
 
 
 @dataclass
@@ -193,7 +160,7 @@ def read_groups(folder: Path, *, best: int) -> list[ShownGroup]:
     """The training games of the first, middle, last and best step, and the validation games of the best.
 
     Groups with right and wrong games come first, because the agent learns from them. Lines that a kill has
-    cut short are skipped. Raises an error of NOT_A_GAME for a line that is no game.
+    cut short are skipped.
     """
     files = sorted((folder / "trajectories").glob("*-rank*.jsonl"))
     played: dict[str, list[Path]] = {}  # a name such as step-000003 → the files of all ranks
@@ -209,16 +176,10 @@ def read_groups(folder: Path, *, best: int) -> list[ShownGroup]:
     for name in sorted(wanted & played.keys()):
         played_groups: list[ShownGroup] = []
         for file in played[name]:  # Each rank numbers its own groups from 0.
-            for _, games in groupby(_rows_of(file), key=itemgetter("group")):
+            for _, games in groupby(read_json_lines(file), key=itemgetter("group")):
                 played_groups.append(ShownGroup(_source(name), list(games)))
         groups += sorted(played_groups, key=attrgetter("lacks_contrast"))[:MAX_GROUPS]
     return sorted(groups, key=attrgetter("lacks_contrast"))
-
-
-def _rows_of(file: Path) -> list[JsonObject]:
-    """The lines of a file of games; damaged lines, which are read as {}, are left out."""
-    rows = [json_object(line) for line in file.read_text("utf-8", "replace").splitlines()]
-    return [row for row in rows if row]
 
 
 def _source(name: str) -> str:

@@ -8,7 +8,6 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
-import jinja2
 import pytest
 
 from prompt_r1.errors import UsageError
@@ -54,13 +53,6 @@ def run(tmp_path_factory) -> Path:
 
 def page_of(run: Path) -> Page:
     return Page(write_report(run).read_text("utf-8"))
-
-
-def test_the_template_is_compiled_once_for_all_pages_of_a_process(run, monkeypatch):
-    """A run writes its page with each checkpoint."""
-    page_of(run)
-    monkeypatch.setattr(jinja2.Environment, "from_string", lambda *_, **__: pytest.fail("compiled again"))
-    page_of(run)
 
 
 def test_the_first_the_middle_the_last_and_the_best_step_are_shown(run):
@@ -276,28 +268,20 @@ def test_the_best_step_is_that_of_the_exported_agent(run, tmp_path):
 BINARY = bytes(range(256)) * 9
 
 
-GAMES = "trajectories/step-000001-rank0.jsonl"
-
-
 @pytest.mark.parametrize(
-    ("name", "content", "sentence"),
+    ("files", "sentence"),
     [
-        ("metrics.jsonl", BINARY, "there are no metrics"),
-        (GAMES, b'{"group": 0, "question": {"id": []}, "turns": [7]}\n', "trajectories: .* is not a game"),
+        ({}, "there are no metrics"),
+        ({"metrics.jsonl": BINARY}, "there are no metrics"),
+        ({"metrics.jsonl": b'{"step": 1}'}, "config.yaml: No such file"),
     ],
 )
-def test_a_file_that_is_not_of_a_run_is_refused_by_its_name(tmp_path, name, content, sentence):
-    (tmp_path / "trajectories").mkdir()
-    (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 1, "reward/mean": 1.0}\n')
-    (tmp_path / name).write_bytes(content)
+def test_a_folder_without_a_run_is_refused(tmp_path, files, sentence):
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
     with pytest.raises(UsageError, match=sentence):
         write_report(tmp_path)
     assert not (tmp_path / "report.html").exists()
-
-
-def test_a_folder_without_a_run_is_refused(tmp_path):
-    with pytest.raises(UsageError, match="there are no metrics"):
-        write_report(tmp_path)
 
 
 def test_damaged_lines_are_skipped(run, tmp_path):
