@@ -44,11 +44,14 @@ class Alarms:
 
         A metric is described again only if it has recovered in between.
         """
-        alarms = {metric: self._alarm(metric, value) for metric, value in judged_metrics(line).items()}
-        new = [text for metric, text in alarms.items() if text and metric not in self.active]
-        # If this line lacks an active metric, the metric stays active.
-        self.active -= alarms.keys()
-        self.active |= {metric for metric, text in alarms.items() if text}
+        new = []
+        for metric, value in judged_metrics(line).items():
+            alarm = self._alarm(metric, value)
+            if not alarm:
+                self.active.discard(metric)
+            elif metric not in self.active:
+                self.active.add(metric)
+                new.append(alarm)
         return new
 
     def _alarm(self, metric: str, value: float) -> str:

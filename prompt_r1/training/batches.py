@@ -8,7 +8,7 @@ row_plans.py decides which games share a row.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import compress, groupby
 
 import torch
 from torch import Tensor
@@ -140,9 +140,7 @@ def make_batch(
         weights += [token_weight(trajectory)] * agent_tokens
         advantages += token_advantages(game)
         game_numbers += [number] * agent_tokens
-        for logprob, is_sampled in zip(trajectory.logprobs, trajectory.sampled, strict=True):
-            if is_sampled:
-                engine.append(logprob)
+        engine += compress(trajectory.logprobs, trajectory.sampled)
     packed = pack([[game.trajectory for game in group] for group in groups], device)
 
     def column(values: list[float]) -> Tensor:

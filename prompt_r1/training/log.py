@@ -8,6 +8,7 @@ import uuid
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -171,10 +172,6 @@ def _game_row(game: ScoredGame) -> dict[str, object]:
     """
     trajectory = game.trajectory
     question = {name: value for name, value in vars(trajectory.question).items() if name != "extra"}
-    logprobs = []
-    for logprob, is_sampled in zip(trajectory.logprobs, trajectory.sampled, strict=True):
-        if is_sampled:
-            logprobs.append(round(logprob, 3))
     row: dict[str, object] = {
         "question": question,
         "turns": [vars(turn) | {"action": vars(turn.action)} for turn in trajectory.turns],
@@ -186,7 +183,7 @@ def _game_row(game: ScoredGame) -> dict[str, object]:
         "usd": trajectory.spent.usd,
         "tokens": trajectory.tokens,
         "sampled": "".join("1" if flag else "0" for flag in trajectory.sampled),
-        "logprobs": logprobs,
+        "logprobs": [round(value, 3) for value in compress(trajectory.logprobs, trajectory.sampled)],
     }
     if game.turn_advantages:
         row["turn_advantages"] = list(game.turn_advantages)

@@ -45,8 +45,6 @@ def divide(games: Sequence[Trajectory], *, ranks: int, tokens_per_batch: int) ->
     full as it can. Several ranks wait for each other at every micro-batch, so they get equally many of about
     equal size, some of them perhaps empty. The result depends on the arguments alone.
     """
-    if not games:
-        return [[] for _ in range(ranks)]
     groups = group_rows(games)
     if ranks == 1:
         parts = split_groups(groups, tokens_per_batch)
@@ -104,21 +102,13 @@ def balance(parts: Sequence[RowPlan], *, ranks: int, per_rank: int, limit: int) 
     while True:
         rows = [EMPTY_PLAN] * (ranks * per_rank)
         for part in parts:
-            sizes = [_size_with(row, part) for row in rows]
-            smallest = sizes.index(min(sizes))
-            rows[smallest] += part
+            # Among equal rows the one with fewer games comes first: a game with a single token of the agent
+            # adds no column after its opening, so by columns alone one row would get all such games.
+            sizes = [((row + part).size, len(row.games)) for row in rows]
+            rows[sizes.index(min(sizes))] += part
         if all(row.size <= limit or len(row.games) == 1 for row in rows):
             return sorted(rows, key=lambda row: row.size, reverse=True)
         per_rank += 1
-
-
-def _size_with(row: RowPlan, part: RowPlan) -> tuple[int, int]:
-    """How large a row would be with one more part: its columns and, if these are equal, its games.
-
-    A game whose agent wrote a single token adds no column after the opening, because its last token is only a
-    target. By columns alone, all such games would go into one row.
-    """
-    return (row + part).size, len(row.games)
 
 
 def by_opening(games: Sequence[Trajectory]) -> list[list[int]]:

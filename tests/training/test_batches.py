@@ -19,7 +19,7 @@ from tests.support import tiny
 from tests.support.games import CPU, ONE_RANK, game_of_turns, random_game, random_scored_games, siblings
 from tests.support.thread_ranks import on_each_rank
 
-some_games = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5)), max_size=6).map(
+some_games = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5)), min_size=1, max_size=6).map(
     lambda shapes: [game for seed, count in shapes for game in siblings(seed, count)]
 )
 
