@@ -24,7 +24,7 @@ from prompt_r1.pair.settings import with_settings_of_training
 from prompt_r1.programs.command_line import command
 from prompt_r1.programs.files import make_folder
 from prompt_r1.programs.launcher import check_device
-from prompt_r1.settings.agent import MINI_AGENT, all_mini_data, has_own_splits, is_mini
+from prompt_r1.settings.agent import MINI_AGENT, all_mini_data, is_mini
 from prompt_r1.settings.flags import given_values
 from prompt_r1.settings.functions import import_metric
 from prompt_r1.types import Question
@@ -211,22 +211,19 @@ def _problem_with(system: System, agent: NamedAgent | None, config: EvaluateConf
 
 
 def common_seed(config: EvaluateConfig, agents: Mapping[str, NamedAgent]) -> int:
-    """The seed of --seed, or the seed of the agents' runs.
+    """The seed of --seed, or the seed of the agents' training; without agents, 0.
 
-    Some questions are made from the seed, as in the mini world. Then all agents must have the same seed, or
-    UsageError is raised.
+    Questions of the mini world are made from the seed. Raises UsageError if the agents have several seeds.
     """
     if config.seed is not None:
         return config.seed
     seeds = {agent.config.seed: name for name, agent in agents.items()}
-    if not seeds:
-        return 0
-    if len(seeds) > 1 and any(has_own_splits(name) for name in config.data):
+    if len(seeds) > 1:
         raise UsageError(
-            f"{' and '.join(seeds.values())} were trained with other seeds, so on other questions: give "
-            "--seed, or evaluate them one by one"
+            f"{' and '.join(seeds.values())} were trained with other seeds: give --seed, or evaluate them "
+            "one by one"
         )
-    return next(iter(seeds))
+    return next(iter(seeds), 0)
 
 
 def prices_of(config: EvaluateConfig, environments: Iterable[str]) -> dict[str, Price]:

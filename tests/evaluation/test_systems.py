@@ -283,14 +283,14 @@ def test_agents_with_other_settings_of_one_environment_are_not_compared(agents):
     assert len(systems_of(EvaluateConfig(method=("agent-only",)), agents)) == 2
 
 
-@pytest.mark.parametrize("name", ["mini", "py:own_sums:sums"])
-def test_agents_with_other_seeds_have_other_questions_of_generated_data(agents, name):
+def test_agents_with_other_seeds_are_compared_only_with_a_seed_of_the_user(agents):
+    """Questions of the mini world are made from the seed."""
+    assert common_seed(EvaluateConfig(), {}) == 0
     agents["runs/b"] = replace(agents["runs/b"], config=TrainConfig(seed=1))
     with pytest.raises(UsageError, match="other seeds"):
-        common_seed(EvaluateConfig(data=(name,)), agents)
-    assert common_seed(EvaluateConfig(data=(name,), seed=7), agents) == 7
-    assert common_seed(EvaluateConfig(data=(name,), seed=-3), agents) == -3
-    assert common_seed(EvaluateConfig(data=("own.jsonl",)), agents) == 0
+        common_seed(EvaluateConfig(), agents)
+    assert common_seed(EvaluateConfig(seed=7), agents) == 7
+    assert common_seed(EvaluateConfig(seed=-3), agents) == -3
 
 
 def test_the_newest_run_stays_the_agent_if_a_training_exports_another(tmp_path, monkeypatch):
