@@ -85,10 +85,9 @@ class Results:
         order = dict.fromkeys([*TRAINED, *OUT_OF_DISTRIBUTION, *sorted(self.kinds)])
         self.datasets = [name for name in order if name in self.kinds]
         self.systems = list(dict.fromkeys(system for system, _ in self.groups))
-        self.labels = {metric: label for metric, label in LABELS.items() if metric in measured}
-        # A user's own metric is called MODULE:FUNCTION, as its column is.
-        self.own_metrics = sorted(measured - LABELS.keys())
-        self.labels |= {name: name for name in self.own_metrics}
+        # The column of a user's own metric has the metric's name, MODULE:FUNCTION.
+        metrics = [*LABELS, *sorted(measured - LABELS.keys())]
+        self.labels = {metric: LABELS.get(metric, metric) for metric in metrics if metric in measured}
         # The means over the questions of all datasets.
         self.means = {system: self.micro_means(system, self.datasets) for system in self.systems}
 

@@ -92,12 +92,13 @@ def terminal_table(results: Results) -> str:
     """
     rows = []
     lines_below: list[str] = []
+    own_metrics = [metric for metric in results.labels if metric not in LABELS]
     for system, name in short_names(results.systems).items():
         if name != system.method:
             number = len(lines_below) + 1
             lines_below.append(f"[{number}] {name}")
             name = f"{system.method} [{number}]"
-        cells = cells_of(results.means[system], results, with_interval=["em", *results.own_metrics])
+        cells = cells_of(results.means[system], results, with_interval=["em", *own_metrics])
         rows.append({"method": name, **cells})
     labels = []
     for label in rows[0]:
