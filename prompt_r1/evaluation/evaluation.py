@@ -22,7 +22,7 @@ from prompt_r1.environments.specs import Account, open_environment, parse_fields
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.methods import METHODS
 from prompt_r1.evaluation.predictions import System
-from prompt_r1.evaluation.searches import Data, RequestFields, data_of_searches
+from prompt_r1.evaluation.searches import Algorithm, Data, RequestFields, data_of_searches
 from prompt_r1.evaluation.settings import EvaluateConfig
 from prompt_r1.pair.named_agent import NamedAgent, trained_config
 from prompt_r1.settings.agent import is_mini_data
@@ -121,11 +121,8 @@ class Evaluation:
         spec = system.environment
         return self._open(spec, self.environments[spec], self.fields_of(system), account)
 
-    def open_optimizer(self, system: System, account: Account) -> Environment | None:
-        """Open the model that writes prompts in a system's search; None if its method is no search."""
-        algorithm = METHODS[system.method].algorithm
-        if algorithm is None:
-            return None
+    def open_optimizer(self, system: System, algorithm: Algorithm, account: Account) -> Environment:
+        """Open the model that writes prompts in a system's search."""
         spec = self.config.optimizer_env or system.environment
         settings = self.environments.get(spec, self.config)
         fields = algorithm.optimizer_fields

@@ -4,8 +4,8 @@ methods.py says what each method is.
 """
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -37,30 +37,32 @@ async def open_method(evaluation: Evaluation, system: System, account: Account) 
     Environment and agent may be models in this process. Nothing else refers to them, so they are freed before
     the next system loads its own.
     """
-    async with AsyncExitStack() as opened:
-        environment = evaluation.open_environment(system, account)
-        opened.push_async_callback(environment.close)
+    environment = evaluation.open_environment(system, account)
+    try:
         await check_servers(environment)  # If the environment does not answer, no other model is loaded.
-        optimizer = evaluation.open_optimizer(system, account)
-        if optimizer is not None:
-            opened.push_async_callback(optimizer.close)
-            await check_servers(optimizer)  # Its requests have other fields.
-        yield await make_method(evaluation, system, environment, optimizer)
+        yield await make_method(evaluation, system, environment, account)
+    finally:
+        await environment.close()
 
 
 async def make_method(
-    evaluation: Evaluation, system: System, environment: Environment, optimizer: Environment | None
+    evaluation: Evaluation, system: System, environment: Environment, account: Account
 ) -> ReadyMethod:
     """Make the method of a system: search for its prompts, or fine-tune and load its agent.
 
-    `environment` is mute for a method that needs none. `optimizer` is None for a method that is no search.
+    `environment` is mute for a method that needs none. The calls of a search are in `account`.
     """
     method = METHODS[system.method]
     if method.ask is not None:
         return partial(method.ask, environment)
     if method.algorithm is not None:
-        assert optimizer is not None, f"{system.method} needs a model that writes prompts"
-        return await search_prompts(evaluation, system, method.algorithm, environment, optimizer)
+        optimizer = evaluation.open_optimizer(system, method.algorithm, account)
+        try:
+            await check_servers(optimizer)
+            prompts = await find_prompts(evaluation, system, method.algorithm, environment, optimizer)
+        finally:
+            await optimizer.close()
+        return answer_under_prompts(prompts, environment)
     agent = evaluation.systems[system]
     assert agent is not None, f"{system.method} has no agent that plays"
     if method.fine_tuned_on is None:
@@ -101,17 +103,16 @@ def answer_by_games(
     return answer
 
 
-async def search_prompts(
+async def find_prompts(
     evaluation: Evaluation,
     system: System,
     algorithm: Algorithm,
     environment: Environment,
     optimizer: Environment,
-) -> ReadyMethod:
+) -> dict[str, str]:
     """Search for the prompt of each dataset, and write the prompts to the system's folder.
 
-    The method then asks each question once, under the prompt of its dataset. Datasets without a search of
-    their own share one (see `data_of_searches`).
+    Datasets without a search of their own share the prompt of ALL (see `data_of_searches`).
     """
     config = evaluation.config
     folder = evaluation.folder_of(system)
@@ -131,6 +132,11 @@ async def search_prompts(
             logger.warning("%s found no better prompt than its seed in %d calls", search.name, search.calls)
         (folder / f"{file_name(name)}.txt").write_text(found, "utf-8", "replace")
         prompts[name] = found
+    return prompts
+
+
+def answer_under_prompts(prompts: Mapping[str, str], environment: Environment) -> ReadyMethod:
+    """The method, ready to ask each question once, under the prompt of its dataset or else of ALL."""
 
     async def answer(question: Question, sample: int) -> Prediction:
         name = question.dataset if question.dataset in prompts else ALL

@@ -2,13 +2,14 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from prompt_r1.environments.budget import Price
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.journal import Journal
 from prompt_r1.environments.sources import Caller, Reply, Source
+from prompt_r1.environments.specs import open_account
 from prompt_r1.evaluation.evaluation import Evaluation, mute_environment
 from prompt_r1.evaluation.making import ReadyMethod, make_method
 from prompt_r1.evaluation.methods import METHODS
@@ -47,6 +48,16 @@ def priced(source, journal: Path | None = None) -> Environment:
     return Environment([source], journal=Journal(journal), prices=[Price(1.0, 2.0)])
 
 
+@dataclass(frozen=True)
+class EvaluationByWriter(Evaluation):
+    """An evaluation in which `writer` writes the prompts of searches."""
+
+    writer: Environment
+
+    def open_optimizer(self, *_: object) -> Environment:
+        return self.writer
+
+
 def method(
     name: str,
     environment: Environment,
@@ -81,7 +92,7 @@ def method(
         device="cpu",
     )
     system = System(name, "large", str(played_by.path) if needed.agent else "")
-    evaluation = Evaluation(
+    evaluation = EvaluationByWriter(
         config,
         seed,
         questions=questions,
@@ -90,12 +101,13 @@ def method(
         systems={system: played_by if needed.agent else None},
         environments={"large": config},
         prices={},
+        writer=optimizer or environment,
     )
     making = make_method(
         evaluation,
         system,
         environment=environment if needed.needs_environment else mute_environment(),
-        optimizer=(optimizer or environment) if needed.algorithm else None,
+        account=open_account(config),
     )
     return asyncio.run(making)
 
