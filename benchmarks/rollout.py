@@ -6,11 +6,10 @@
 
 The rivals are lockstep `model.generate`, which recomputes every game from its first token in every turn (as
 the released code does), and transformers' continuous batching (pages of 32 tokens, shared blocks, independent
-games). The variants take turns in several rounds, and the table has medians. The last line is JSON.
+games). The variants take turns in several rounds, and the table has medians.
 """
 
 import asyncio
-import json
 from collections.abc import Callable, Mapping
 from functools import partial
 from statistics import median
@@ -18,7 +17,7 @@ from statistics import median
 import torch
 from transformers import PreTrainedModel
 
-from benchmarks.measuring import compare, make_parser, measuring, ratio_to_ours, table
+from benchmarks.measuring import compare, make_parser, measuring, table
 from benchmarks.rivals import PlayedRun, play_continuous, play_generate
 from benchmarks.workload import (
     LENGTHS,
@@ -58,7 +57,7 @@ def play_ours(policy: Policy, games: list[PlannedGame], *, latency: bool) -> Pla
 
 
 def main() -> None:
-    """Play all variants, and print the table and the summary."""
+    """Play all variants, and print the table."""
     parser = make_parser(__doc__)
     parser.add_argument("--questions", type=int, default=8)
     parser.add_argument("--group-size", type=int, default=5, help="games of a question")
@@ -93,22 +92,20 @@ def main() -> None:
         variants["continuous batching"] = partial(play_continuous, paged, games, latency=True, **options)
     runs = compare(variants, choice.rounds)
     print("\n" + table(runs))
-    print(json.dumps(summary(runs, games)))
+    print(verdict(runs, games))
 
 
-def summary(runs: Mapping[str, list[PlayedRun]], games: list[PlannedGame]) -> dict[str, object]:
-    """The numbers of the last line: ratios to ours, and whether all variants wrote the same tokens."""
-    mine = [*runs["ours"], *runs["ours, no latency"]]
-    tokens = mine[0].tokens
-    rivals = [name for name in runs if not name.startswith("ours")]
-    return {
-        **{f"vs {name}": round(ratio_to_ours(runs, name, "wall"), 2) for name in rivals},
-        "tokens_per_s": round(totals(games).new_tokens / median(run.wall for run in runs["ours"])),
-        "identical": all(run.tokens == tokens for run in mine),
-        "rivals_identical": all(run.tokens == tokens for name in rivals for run in runs[name]),
-        "prefill_shared": all(run.prefilled <= totals(games).prefill for run in mine),
-        "threads": torch.get_num_threads(),
-    }
+def verdict(runs: Mapping[str, list[PlayedRun]], games: list[PlannedGame]) -> str:
+    """The speed of our engine, and whether all variants wrote the same tokens."""
+    work = totals(games)
+    seconds = median(run.wall for run in runs["ours"])
+    tokens = runs["ours"][0].tokens
+    different = [name for name in runs if any(run.tokens != tokens for run in runs[name])]
+    most = max(run.prefilled for name in runs if name.startswith("ours") for run in runs[name])
+    return (
+        f"ours: {work.new_tokens / seconds:.0f} sampled tokens/s, {most:,} prompt tokens computed of "
+        f"{work.prefill:,}; other tokens than ours: {', '.join(different) or 'none'}"
+    )
 
 
 if __name__ == "__main__":

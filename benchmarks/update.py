@@ -9,10 +9,9 @@ installed, it is left out. Each variant runs in a process of its own, which hold
 moments before it begins. The variants take turns. An update consists of packing or padding, loss and backward
 of each micro-batch (five games of a question), clipping, and AdamW's step. No variant includes the forward of
 the reference. Memory is the peak of the resident set above the state before the update (Linux: VmHWM after a
-reset). The table has medians. The last line is JSON.
+reset). The table has medians.
 """
 
-import json
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ from multiprocessing import get_context
 
 import torch
 
-from benchmarks.measuring import Cost, compare, make_parser, measuring, ratio_to_ours, table
+from benchmarks.measuring import Cost, compare, make_parser, measuring, table
 from benchmarks.update_rivals import naive_backward, padded, trl_backward, trl_trainer
 from benchmarks.workload import LENGTHS, learn_from, plan, random_games, random_model, smollm2
 from prompt_r1.model import attention
@@ -141,7 +140,7 @@ def difference(ours: MeasuredUpdate, theirs: MeasuredUpdate) -> float:
 
 
 def main() -> None:
-    """Measure the variants in alternating rounds, and print the table and the summary."""
+    """Measure the variants in alternating rounds, and print the table."""
     parser = make_parser(__doc__)
     parser.add_argument("--model", choices=("small", SMOLLM2), default="small")
     parser.add_argument("--vocabulary", type=int, default=8192)
@@ -163,12 +162,8 @@ def main() -> None:
             variants[name] = lambda run=process.submit, arguments=arguments: run(measure, *arguments).result()
         runs = compare(variants, given.rounds)
     print(table(runs), flush=True)
-    summary: dict[str, float] = {"threads": torch.get_num_threads()}
     for name in rivals:
-        summary[f"wall_vs_{name}"] = ratio_to_ours(runs, name, "wall")
-        summary[f"memory_of_{name}"] = 1 / ratio_to_ours(runs, name, "peak")
-        summary[f"difference_from_{name}"] = difference(runs["ours"][0], runs[name][0])
-    print(json.dumps({name: float(f"{value:.3g}") for name, value in summary.items()}))
+        print(f"{name}: loss and gradient differ by {difference(runs['ours'][0], runs[name][0]):.1g}")
 
 
 if __name__ == "__main__":
