@@ -75,7 +75,7 @@ _RELATION = "|".join((*FILM_RELATIONS, *PERSON_RELATIONS))
 _VERB = "|".join(SIGNS)
 _FILM = "(?P<film>.+?)"
 _SUBJECT = "(?P<subject>.+?)"
-_DETAILS = r"(?=.*\bgenre\b)(?=.*\bhero\b)(?=.*\bdirector\b)"
+_NAMES_DETAILS = r"(?=.*\bgenre\b)(?=.*\bhero\b)(?=.*\bdirector\b)"  # These words follow, in any order.
 _ANY_PROBLEM = (
     rf"(?:problem:\s*)?(?P<owner>\w+) has (?P<start>\d+) (?P<things>\w+), "
     rf"(?P<verb1>{_VERB}) (?P<amount1>\d+)(?: more)? "
@@ -125,7 +125,7 @@ PATTERNS = (
         for relation, wordings in POP_WORDINGS.items()
         for wording in wordings
     ),
-    *(_pattern(_DETAILS + _regex_of(wording) + r",? with .+", Details) for wording in GEN_WORDINGS),
+    *(_pattern(_NAMES_DETAILS + _regex_of(wording) + r",? with .+", Details) for wording in GEN_WORDINGS),
     *(_pattern(_regex_of(wording), Gen) for wording in GEN_WORDINGS),
     _pattern(rf"tell me (?:something )?about {_SUBJECT}", Vague),
 )
