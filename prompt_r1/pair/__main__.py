@@ -51,6 +51,7 @@ def _serve(chosen: ChosenPair[ServeConfig], listener: socket.socket) -> None:
     """Open the pair and answer requests at the socket. Raises UsageError."""
     config = chosen.config
     address, port = listener.getsockname()[:2]
+    host = f"[{address}]" if ":" in address else address
     is_local = ip_address(address).is_loopback
     key = os.environ.get(KEY, "").strip()
     if not key and not is_local:
@@ -67,12 +68,11 @@ def _serve(chosen: ChosenPair[ServeConfig], listener: socket.socket) -> None:
         limits=Limits(usd=config.request_usd or None, seconds=config.request_seconds),
         max_sessions=config.max_sessions,
         key=key,
-        is_local=is_local,
+        hosts=["localhost", host] if is_local else ["*"],
     )
     logging.basicConfig(format="%(asctime)s %(message)s")
     logging.getLogger("prompt_r1.pair.server").setLevel(logging.INFO)
     print(printable(pair.about))
-    host = f"[{address}]" if ":" in address else address
     print(f"{config.model_name} at http://{host}:{port}/v1")
     print(f"a page to chat with at http://{host}:{port}", flush=True)
     asyncio.run(uvicorn_server(chat).serve(sockets=[listener]))

@@ -48,9 +48,6 @@ class Failure(Exception):
         self.headers: dict[str, str] = {}
         if kind in FINAL:
             self.headers["x-should-retry"] = "false"
-        if status == 413:
-            # The client still sends its body. On an open connection, the server would have to read it all.
-            self.headers["connection"] = "close"
 
 
 def bad_request(message: str, field: str = "", *, code: str = "") -> Failure:

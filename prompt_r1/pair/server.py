@@ -19,16 +19,16 @@ import reprlib
 import time
 import traceback
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from ipaddress import ip_address
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -82,7 +82,9 @@ class ChatServer:
     limits: Limits  # what one question may cost
     max_sessions: int
     key: str  # the key that requests must have; "": requests need no key
-    is_local: bool  # whether only this machine reaches the server
+    # The hosts that requests may name (Host header). A local server takes only its own names. Otherwise a web
+    # page whose domain resolves to 127.0.0.1 (DNS rebinding) could make its reader's browser ask.
+    hosts: Sequence[str]
     sessions: int = field(default=0, init=False)  # the number of games that run
 
     def app(self) -> ASGIApp:
@@ -95,7 +97,13 @@ class ChatServer:
             Route("/", self.page),
         ]
         handlers = {Failure: _error_response, HTTPException: _error_response}
-        app = Starlette(routes=routes, exception_handlers=handlers, lifespan=self._lifespan)
+        app = Starlette(
+            routes=routes,
+            middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=self.hosts)],
+            exception_handlers=handlers,
+            lifespan=self._lifespan,
+            max_body_size=MAX_BYTES,
+        )
         return EndOfRequests(app)
 
     @asynccontextmanager
@@ -111,31 +119,29 @@ class ChatServer:
 
     async def health(self, request: Request) -> Response:
         """Say that the server runs. The request needs no key."""
-        self._check_host(request)
         return _json({"status": "ok", "sessions": self.sessions, "max_sessions": self.max_sessions})
 
     async def page(self, request: Request) -> Response:
         """The page to chat with. It needs no key: the page itself asks for the key, and sends it."""
-        self._check_host(request)
         return FileResponse(PAGE, headers={"Content-Security-Policy": PAGE_POLICY})
 
     async def models(self, request: Request) -> Response:
         """List the models. The pair is the only one."""
-        self._check_access(request)
+        self._check_key(request)
         return _json({"object": "list", "data": [self._model_object()]})
 
     async def model(self, request: Request) -> Response:
         """Describe the pair to a client that knows its name."""
-        self._check_access(request)
+        self._check_key(request)
         self._check_model(request.path_params["name"])
         return _json(self._model_object())
 
     async def answer(self, request: Request) -> Response:
         """Answer a question, or say in the response why there is no answer."""
         try:
-            self._check_access(request)
+            self._check_key(request)
             _check_content_type(request)
-            asked = read_request(await _read_body(request))
+            asked = read_request(await request.body())
             self._check_model(asked.model)
             head: Body = {
                 "id": f"chatcmpl-{uuid.uuid4().hex}",
@@ -190,32 +196,13 @@ class ChatServer:
             message = f"there is no model {reprlib.repr(name)}; this server has {self.model_name!r}"
             raise Failure(404, "invalid_request_error", message, code="model_not_found", field="model")
 
-    def _check_access(self, request: Request) -> None:
-        """Raise Failure for a wrong Host header, and for a wrong key."""
-        self._check_host(request)
+    def _check_key(self, request: Request) -> None:
+        """Raise Failure for a wrong key."""
         given = request.headers.get("authorization", "").encode("latin-1")
         expected = f"Bearer {self.key}".encode()
         if self.key and not hmac.compare_digest(given, expected):
             message = "the request needs the server's key"
             raise Failure(401, "authentication_error", message, code="invalid_api_key")
-
-    def _check_host(self, request: Request) -> None:
-        """Raise Failure if a local server is asked under a name (Host header) that is not this machine's.
-
-        This prevents DNS rebinding: a web page whose own domain resolves to 127.0.0.1 would make the browser
-        of its reader ask this server, without a key.
-        """
-        if self.is_local and not _is_this_machine(request.headers.get("host", "")):
-            raise bad_request("the Host header must be localhost or a loopback address")
-
-
-def _is_this_machine(host: str) -> bool:
-    """Whether a Host header, such as "[::1]:8000", names localhost or a loopback address."""
-    try:
-        name = urlsplit(f"//{host}").hostname or ""
-        return name == "localhost" or ip_address(name).is_loopback
-    except ValueError:
-        return False
 
 
 def _check_content_type(request: Request) -> None:
@@ -227,16 +214,6 @@ def _check_content_type(request: Request) -> None:
     media_type = request.headers.get("content-type", "").partition(";")[0]
     if media_type.strip().lower() != "application/json":
         raise bad_request("the request needs the header Content-Type: application/json")
-
-
-async def _read_body(request: Request) -> bytes:
-    """The body of a request. Raises Failure for a body that is too long."""
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > MAX_BYTES:
-            raise Failure(413, "invalid_request_error", f"the body has more than {MAX_BYTES:,} bytes")
-    return bytes(body)
 
 
 async def _response_of(request: Request, playing: asyncio.Task[Trajectory], head: Body) -> Response:

@@ -58,8 +58,13 @@ def test_the_server_has_the_limits_of_its_flags(asking_agent, monkeypatch):
     assert [settings["key"] for settings in made] == ["", ""]
 
 
-@pytest.mark.parametrize(("host", "is_local"), [("127.0.0.2", True), ("::1", True), ("0.0.0.0", False)])
-def test_every_loopback_address_is_local(host, is_local, asking_agent, monkeypatch):
+@pytest.mark.parametrize(
+    ("host", "hosts"),
+    [("127.0.0.2", ["localhost", "127.0.0.2"]), ("::1", ["localhost", "[::1]"]), ("0.0.0.0", ["*"])],
+)
+def test_at_a_loopback_address_the_server_is_asked_under_this_address_or_localhost(
+    host, hosts, asking_agent, monkeypatch
+):
     """A bug: only for 127.0.0.1 was the Host header compared, so a web page could ask a server at ::1."""
     server = Mock(side_effect=UsageError("made"))
     monkeypatch.setattr("prompt_r1.pair.server.ChatServer", server)
@@ -67,7 +72,7 @@ def test_every_loopback_address_is_local(host, is_local, asking_agent, monkeypat
     with pytest.raises(UsageError, match="made"):
         main(f"--host {host} --port 0 --device cpu --agent {asking_agent} --env mini".split())
     made = server.call_args.kwargs
-    assert (made["key"], made["is_local"]) == ("a-key-of-the-server", is_local)
+    assert (made["key"], made["hosts"]) == ("a-key-of-the-server", hosts)
 
 
 def test_the_newest_mini_run_that_was_checked_is_served(asking_agent, tmp_path, monkeypatch):

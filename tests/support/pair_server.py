@@ -44,7 +44,7 @@ def chat_server(
         limits=limits or Limits(),
         max_sessions=max_sessions,
         key=key,
-        is_local=True,
+        hosts=["localhost", "127.0.0.1"],
     )
 
 
