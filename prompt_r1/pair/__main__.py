@@ -66,7 +66,6 @@ def _serve(chosen: ChosenPair[ServeConfig], listener: socket.socket) -> None:
         pair=pair,
         model_name=config.model_name,
         limits=Limits(usd=config.request_usd or None, seconds=config.request_seconds),
-        max_sessions=config.max_sessions,
         key=key,
         hosts=["localhost", host] if is_local else ["*"],
     )

@@ -58,7 +58,6 @@ class ServeConfig(PairConfig):
     host: str = everyday_setting("127.0.0.1", "address to listen at")
     port: int = everyday_setting(8000, "port; 0: any free one", Range(at_least=0, at_most=65535))
     model_name: str = everyday_setting("prompt-r1", "name of the pair in /v1/models and in requests")
-    max_sessions: int = everyday_setting(64, "questions at the same time; others get status 429", POSITIVE)
     request_usd: float = everyday_setting(
         0.0, "limit of dollars per question (needs --env-price, max_tokens); 0: none"
     )

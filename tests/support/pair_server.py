@@ -34,15 +34,12 @@ def echo_pair(
     )
 
 
-def chat_server(
-    pair: AsyncPair | None = None, *, limits: Limits | None = None, max_sessions: int = 64, key: str = ""
-) -> ChatServer:
+def chat_server(pair: AsyncPair | None = None, *, limits: Limits | None = None, key: str = "") -> ChatServer:
     """A server of an echoing pair, unless another pair is given."""
     return ChatServer(
         pair=pair or echo_pair(),
         model_name="prompt-r1",
         limits=limits or Limits(),
-        max_sessions=max_sessions,
         key=key,
         hosts=["localhost", "127.0.0.1"],
     )
