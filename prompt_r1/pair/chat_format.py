@@ -7,7 +7,7 @@ failure_of          an error → its status and its body
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from prompt_r1.environments.budget import OutOfBudget
 from prompt_r1.errors import AgentUnusable, EnvError, LimitReached, QuestionTooLong, Resumable, UsageError
@@ -17,62 +17,40 @@ from prompt_r1.programs.text import without_keys
 from prompt_r1.types import Trajectory
 
 Body = dict[str, object]
-T = TypeVar("T")
-
-# OpenAI's client repeats a request after a status of 408, 409, 429 and from 500 on, unless a header says that
-# it should not. After these errors, a repeated request would fail again.
-FINAL = ("time_limit", "budget_exhausted", "agent_unusable", "environment_unusable", "internal_error")
-# These fields ask for a kind of answer that the pair cannot give, unless they are empty or have this value.
-UNSUPPORTED = {
-    "tools": None,
-    "functions": None,
-    "logprobs": None,
-    "audio": None,
-    "stop": None,
-    "response_format": {"type": "text"},
-    "n": 1,
-}
-SYSTEM_ROLES = ("system", "developer")
 
 
 class Failure(Exception):
     """A request that gets no answer, and the response that says why."""
 
-    def __init__(self, status: int, kind: str, message: str, *, code: str = "", field: str = "") -> None:
+    def __init__(self, status: int, kind: str, message: str) -> None:
         super().__init__(message)
         self.status = status
         self.kind = kind
-        self.body: Body = {
-            "error": {"message": message, "type": kind, "code": code or None, "param": field or None}
-        }
-        self.headers: dict[str, str] = {}
-        if kind in FINAL:
-            self.headers["x-should-retry"] = "false"
+        self.body: Body = {"error": {"message": message, "type": kind}}
+        # OpenAI's client repeats a request after a status from 500 on, unless this header forbids it. Only a
+        # call of the environment that failed may succeed the next time.
+        self.headers = {} if kind == "environment_error" else {"x-should-retry": "false"}
 
 
-def bad_request(message: str, field: str = "", *, code: str = "") -> Failure:
-    """The failure of a malformed request. `message` is one sentence; `field` is the field that is wrong."""
-    return Failure(400, "invalid_request_error", message, code=code, field=field)
+def bad_request(message: str) -> Failure:
+    """The failure of a malformed request."""
+    return Failure(400, "invalid_request_error", message)
 
 
-def failure_of(error: BaseException) -> Failure:
-    """The response to an error: what the client did wrong, which limit was reached, or what failed."""
+def failure_of(error: Exception) -> Failure:
+    """The failure that says what the client did wrong, which limit was reached, or what failed."""
     message = without_keys(str(error))
     match error:
-        case Failure():
-            return error
         case QuestionTooLong():
-            return bad_request(message, "messages", code="context_length_exceeded")
+            return Failure(400, "context_length_exceeded", message)
         case LimitReached(limit="seconds"):
             return Failure(504, "time_limit", message)
         case LimitReached() | OutOfBudget():
             return Failure(402, "budget_exhausted", message)
-        case AgentUnusable():
-            return Failure(500, "agent_unusable", message)
+        case AgentUnusable() | UsageError():
+            return Failure(500, "unusable", message)
         case EnvError() | Resumable():
             return Failure(502, "environment_error", message)
-        case UsageError():
-            return Failure(502, "environment_unusable", message)
     return Failure(500, "internal_error", "an internal error; the server's log has the traceback")
 
 
@@ -88,59 +66,33 @@ class ChatRequest:
 
 
 def read_request(content: bytes) -> ChatRequest:
-    """Read the body of a request. Raises Failure. Fields that we do not know are ignored."""
+    """Read the body of a request. Raises Failure. All other fields are ignored."""
     given = json_object(content)
-    if not given:
-        raise bad_request("the body is not a JSON object with fields")
-    if given.get("tool_choice") == "none":  # The client lists its tools, and forbids their use.
-        given.pop("tools", None)
-    for name, usual in UNSUPPORTED.items():
-        if given.get(name) and given[name] != usual:
-            raise bad_request(f"`{name}` is not supported: the pair answers one question with text", name)
     temperature = given.get("temperature")
     if temperature is not None and not (is_finite_number(temperature) and temperature >= 0):
-        raise bad_request("`temperature` must be a number, and at least 0", "temperature")
+        raise bad_request("`temperature` must be a number, and at least 0")
     return ChatRequest(
-        model=_field(given, "model", str) or "",
-        question=_question(_field(given, "messages", list) or []),
-        stream=_field(given, "stream", bool) or False,
+        model=given.get("model", ""),
+        question=_question(given.get("messages")),
+        stream=bool(given.get("stream")),
         temperature=temperature,
-        seed=_field(given, "seed", int),
+        seed=given.get("seed"),
     )
 
 
-def _field(given: Mapping[str, Any], name: str, kind: type[T]) -> T | None:
-    """The value of a field; None if it is absent or null. Raises Failure if it has another type."""
-    value = given.get(name)
-    if value is None or type(value) is kind:  # isinstance() would take true for an int.
-        return value
-    raise bad_request(f"`{name}` must be of type {kind.__name__}", name)
-
-
-def _question(messages: list[Any]) -> str:
-    """The user's last message. System messages and earlier turns stand before it, as text."""
+def _question(messages: Any) -> str:
+    """The last message. All messages before it, such as a system message, stand before it as text."""
     try:
-        sent = [(message["role"], _text(message.get("content"))) for message in messages]
-    except (TypeError, KeyError, AttributeError):
-        raise bad_request("each of `messages` must have a role and content of text", "messages") from None
-    question = sent[-1][1].strip() if sent and sent[-1][0] == "user" else ""
+        *earlier, last = messages
+        question = last["content"].strip()
+        lines = [f"{message['role']}: {message['content'].strip()}" for message in earlier]
+    except (TypeError, KeyError, AttributeError, ValueError):
+        raise bad_request("`messages` must be a list of messages with `role` and `content`, a text") from None
     if not question:
-        raise bad_request("the last of `messages` must be a question of the user", "messages")
-    before = sent[:-1]
-    system = [text for role, text in before if role in SYSTEM_ROLES and text.strip()]
-    earlier = [f"{role}: {text}" for role, text in before if role not in SYSTEM_ROLES]
-    if earlier:
-        question = "\n".join(["Earlier messages:", *earlier, "", f"The question now: {question}"])
-    return "\n\n".join([*system, question])
-
-
-def _text(content: Any) -> str:
-    """The text of a message's content: a string, null, or a list of parts with text.
-
-    Raises TypeError or KeyError for anything else.
-    """
-    texts = [part["text"] for part in content] if isinstance(content, list) else [content or ""]
-    return "\n".join(texts)
+        raise bad_request("the last of `messages` is empty")
+    if not earlier:
+        return question
+    return "\n".join(["Earlier messages:", *lines, "", f"The question now: {question}"])
 
 
 def completion(head: Body, game: Trajectory) -> Body:

@@ -106,7 +106,7 @@ class ChatServer:
         asked = read_request(await request.body())
         if asked.model != self.model_name:
             message = f"there is no model {reprlib.repr(asked.model)}; this server has {self.model_name!r}"
-            raise Failure(404, "invalid_request_error", message, code="model_not_found", field="model")
+            raise Failure(404, "model_not_found", message)
         head: Body = {
             "id": f"chatcmpl-{uuid.uuid4().hex}",
             "created": int(time.time()),
@@ -179,8 +179,7 @@ class ChatServer:
         given = request.headers.get("authorization", "").encode("latin-1")
         expected = f"Bearer {self.key}".encode()
         if self.key and not hmac.compare_digest(given, expected):
-            message = "the request needs the server's key"
-            raise Failure(401, "authentication_error", message, code="invalid_api_key")
+            raise Failure(401, "authentication_error", "the request needs the server's key")
 
 
 def _check_content_type(request: Request) -> None:
