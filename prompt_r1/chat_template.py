@@ -72,10 +72,13 @@ def parts_of(
     and the text up to the next message.
     """
     # No template writes the characters ␂ and ␃ itself.
-    marked: list[Message] = [{"role": role, "content": f"␂{number}␃"} for number, role in enumerate(roles)]
-    opening, *rest = re.split("␂(\\d+)␃", render(tokenizer, marked))
-    numbers, texts = rest[::2], rest[1::2]
-    return opening, [(int(number), text) for number, text in zip(numbers, texts, strict=True)]
+    marked: list[Message] = []
+    for number, role in enumerate(roles):
+        marked.append({"role": role, "content": f"␂{number}␃"})
+    # The pieces are the opening, the number of a message, the text after it, the next number, and so on.
+    opening, *pieces = re.split("␂(\\d+)␃", render(tokenizer, marked))
+    numbers = [int(number) for number in pieces[::2]]
+    return opening, list(zip(numbers, pieces[1::2], strict=True))
 
 
 def name_of(tokenizer: "PreTrainedTokenizerBase") -> str:
@@ -134,19 +137,18 @@ class PieceEncoder:
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         self._tokenizer = tokenizer
-        added = tokenizer.added_tokens_decoder
         # Control tokens are the special tokens, and the added tokens that have punctuation in their name,
         # such as <think>. Other added tokens are ordinary text: words, white space and single characters.
-        control = {
-            number: token.content
-            for number, token in added.items()
-            if token.special or (len(token.content) > 1 and re.search(r"[^\w\s]", token.content))
-        }
+        control: dict[int, str] = {}
+        for number, token in tokenizer.added_tokens_decoder.items():
+            has_punctuation = re.search(r"[^\w\s]", token.content) is not None
+            if token.special or (has_punctuation and len(token.content) > 1):
+                control[number] = token.content
+        # Untrusted text may become the unk token, which stands for all unknown characters.
+        self._control_ids = control.keys() - {tokenizer.unk_token_id}
         # `untrusted` cuts a text within each of these names. A name of one character cannot be cut;
         # `_without_control` drops it from the text.
         names = "|".join(re.escape(name) for name in control.values() if len(name) > 1)
-        # Untrusted text may become the unk token, which stands for all unknown characters.
-        self._control_ids = control.keys() - {tokenizer.unk_token_id}
         # A lookahead also finds names that overlap. "(?!)" matches nowhere.
         self._control = re.compile(f"(?={names})" if names else "(?!)")
         # Does the tokenizer write a space before every text? Then "ab" + "ab" decodes to "ab ab".

@@ -139,4 +139,5 @@ def grpo_loss(
     total = (weights * (-importance * surrogate + kl_coef * kl)).sum()
     # Where the clipped term is the smaller one, the ratio is a constant, and the token has no gradient.
     clip_frac = (weights * (unclipped > surrogate)).sum()
-    return Loss(total, (weights * kl).sum().detach(), clip_frac.detach(), kl.detach())
+    mean_kl = (weights * kl).sum()
+    return Loss(total, mean_kl.detach(), clip_frac.detach(), kl.detach())

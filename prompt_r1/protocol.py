@@ -165,9 +165,10 @@ class Codec:
 
     def _whole_characters(self, tokens: list[int]) -> list[int]:
         """Drop a partial character at the end. It has at most 3 bytes of UTF-8, so at most 3 tokens."""
-        for end in range(len(tokens), max(len(tokens) - 4, 0), -1):
-            if not decode(self.tokenizer, tokens[:end]).endswith("\ufffd"):
-                return tokens[:end]
+        for dropped in range(4):
+            kept = tokens[: len(tokens) - dropped]
+            if kept and not decode(self.tokenizer, kept).endswith("\ufffd"):
+                return kept
         return tokens
 
     def turn_text(self, tokens: Sequence[int]) -> str:

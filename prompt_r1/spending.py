@@ -7,9 +7,8 @@ from dataclasses import dataclass
 class Spending:
     """Calls with their tokens and dollars.
 
-    A request whose reply was lost may have been billed. What is compared with a limit (the spending of a run,
-    and of a person's question) counts it as one call, at its estimated cost. `Trajectory.spent` leaves it
-    out, and `Trajectory.charged` does not.
+    A request whose reply was lost may have been billed. `Trajectory.charged`, and all that is compared with a
+    limit, count it as one call at its estimated cost. `Trajectory.spent` leaves it out.
     """
 
     calls: int = 0

@@ -69,7 +69,8 @@ class DecodeGraphs:
         """The graph of a step, or the step itself if the graph computes something else."""
         expected = step().float()
         replay = self._capture(step)
-        difference = float((replay().float() - expected).norm() / expected.norm())
+        replayed = replay().float()
+        difference = float((replayed - expected).norm() / expected.norm())
         if difference <= TOLERANCE:
             return replay
         self._broken = True  # The difference is too large, or NaN.

@@ -178,7 +178,7 @@ class Engine:
             can_halve = scheduler.halve_limits()
             if not can_halve:
                 raise
-        # Memory ran out. This is not in the handler, where the exception still holds the forward's tensors.
+        # Memory ran out. Here, unlike in the handler, no exception holds the forward's tensors any more.
         if drawn is None:
             self._requeue()
             return

@@ -50,7 +50,8 @@ def check_model(policy: Policy) -> float:
         try:
             own = [_logprobs(policy, game, _own_logits(policy, game)) for game in games]
             cached = [_logprobs(policy, game, _cached_logits(policy, game)) for game in games]
-            packed = policy(pack([[_as_trajectory(game) for game in games]], policy.device)).logprobs.cpu()
+            row = pack([[_as_trajectory(game) for game in games]], policy.device)
+            packed = policy(row).logprobs.cpu()
         except UnsupportedAttention as error:
             raise unsupported(model.config, str(error)) from None
         except Exception as error:  # An unknown model may raise anything.

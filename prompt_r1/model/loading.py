@@ -210,7 +210,8 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
         # If the files are missing, transformers makes up a tokenizer that knows only special tokens.
-        if len(tokenizer) <= len({*tokenizer.all_special_tokens, *tokenizer.get_added_vocab()}):
+        special = {*tokenizer.all_special_tokens, *tokenizer.get_added_vocab()}
+        if len(tokenizer) <= len(special):
             raise ValueError("its files are missing")
     except Exception as error:  # A broken folder may raise anything.
         reason = first_line(error)

@@ -36,8 +36,9 @@ class LoRA(nn.Module):
         self.b = nn.Parameter(torch.zeros(base.out_features, rank, device=base.weight.device))
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.base(x)
-        return out + F.linear(self.scale * F.linear(x, self.a), self.b)
+        frozen: Tensor = self.base(x)
+        adapter = F.linear(self.scale * F.linear(x, self.a), self.b)
+        return frozen + adapter
 
     @torch.no_grad()
     def merged_weight(self) -> Tensor:

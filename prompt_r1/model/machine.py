@@ -29,7 +29,9 @@ def usable_cores() -> int:
             if time != "max":
                 cores = min(cores, max(1, int(time) // int(period)))
     threads = os.environ.get("OMP_NUM_THREADS", "")
-    return min(cores, int(threads)) if threads.isdecimal() and int(threads) else cores
+    if threads.isdecimal() and int(threads) > 0:
+        cores = min(cores, int(threads))
+    return cores
 
 
 def use_threads(flag: int = 0, *, of_agent: int = 0, ranks: int = 1) -> None:
@@ -104,8 +106,9 @@ def memory_left(device: torch.device) -> int:
         peak = torch.cuda.max_memory_allocated(device)
         return free + reserved - peak
     try:  # MemAvailable counts the memory that the page cache can give back (see proc(5)).
-        meminfo = Path("/proc/meminfo").read_text()
-        available = 1024 * int(meminfo.split("MemAvailable:")[1].split()[0])
+        _, _, after_name = Path("/proc/meminfo").read_text().partition("MemAvailable:")
+        kilobytes = after_name.split()[0]
+        available = 1024 * int(kilobytes)
     except (OSError, IndexError):
         available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     available = min(available, _left_in_cgroups())
