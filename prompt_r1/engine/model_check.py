@@ -18,9 +18,7 @@ from prompt_r1.engine.kv_cache import BLOCK_SIZE, BlockPool, TokenSequence
 from prompt_r1.engine.paged_attention import PagedBatch
 from prompt_r1.errors import first_line, is_out_of_memory
 from prompt_r1.model import attention
-from prompt_r1.model.attention import UnsupportedAttention
 from prompt_r1.model.loading import unsupported
-from prompt_r1.model.lora import adapters_of
 from prompt_r1.model.packing import pack
 from prompt_r1.model.policy import Policy
 from prompt_r1.types import Question, Trajectory
@@ -52,14 +50,11 @@ def check_model(policy: Policy) -> float:
             cached = [_logprobs(policy, game, _cached_logits(policy, game)) for game in games]
             row = pack([[_as_trajectory(game) for game in games]], policy.device)
             packed = policy(row).logprobs.cpu()
-        except UnsupportedAttention as error:
-            raise unsupported(model.config, str(error)) from None
         except Exception as error:  # An unknown model may raise anything.
             if is_out_of_memory(error):
                 raise
             cause = f"{type(error).__name__}: {first_line(error)[:200]}"
-            adapted = "with adapters " if adapters_of(model) else ""
-            raise unsupported(model.config, f"its forward {adapted}fails ({cause})") from None
+            raise unsupported(model.config, f"its forward fails ({cause})") from None
     expected = torch.cat(own)
     in_cache = _difference(policy, "turns over the KV cache", torch.cat(cached), expected)
     in_row = _difference(policy, "games packed into one row", packed, expected)
@@ -147,7 +142,7 @@ def eager_attention(model: PreTrainedModel) -> Iterator[None]:
     """Let a model use the eager attention of transformers inside the context."""
     model.set_attn_implementation("eager")
     if model.config._attn_implementation != "eager":
-        raise UnsupportedAttention("its attention cannot be replaced")
+        raise NotImplementedError("its attention cannot be replaced")
     try:
         yield
     finally:

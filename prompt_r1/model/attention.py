@@ -35,10 +35,6 @@ class Row(Protocol):
     def row_attention(self) -> RowAttention: ...  # The layers of one forward share it.
 
 
-class UnsupportedAttention(Exception):
-    """A model needs another attention than `model_attention`. The message begins with "its attention"."""
-
-
 # On a CPU, SDPA also computes the scores that a mask hides. So masked queries are computed in blocks of 256,
 # each with only the keys up to its last query.
 BLOCK = 256
@@ -63,19 +59,19 @@ def model_attention(
 ) -> tuple[Tensor, None]:
     """Compute the attention (1, T, H, D) of a row of T tokens in place of the model's own function.
 
-    Raises UnsupportedAttention if the model needs another attention.
+    Raises NotImplementedError if the model needs another attention.
     """
     unknown = [name for name in others if others[name] is not None and not name.startswith(IGNORED)]
     if unknown:
-        raise UnsupportedAttention(f"its attention takes {', '.join(sorted(unknown))}")
+        raise NotImplementedError(f"its attention takes {', '.join(sorted(unknown))}")
     if attention_mask is not None:
-        raise UnsupportedAttention("its attention takes a mask of its own")
+        raise NotImplementedError("its attention takes a mask of its own")
     if dropout:
-        raise UnsupportedAttention("its attention has dropout")
+        raise NotImplementedError("its attention has dropout")
     if is_causal is False:
-        raise UnsupportedAttention("its attention is not causal")
+        raise NotImplementedError("its attention is not causal")
     if key.shape != value.shape:
-        raise UnsupportedAttention("its keys and values have different sizes (latent attention)")
+        raise NotImplementedError("its keys and values have different sizes (latent attention)")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     layer = cast(int, module.layer_idx)
     return row_attention(layer, query[0], key[0], value[0], scale, sliding_window)[None], None
