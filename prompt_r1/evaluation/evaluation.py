@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from prompt_r1.data.files import question_key
 from prompt_r1.data.questions import find_questions
-from prompt_r1.environments.budget import Price
+from prompt_r1.environments.budget import Price, parse_prices
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.own import MuteEnvironment, OwnSource
 from prompt_r1.environments.sources import limit_in
@@ -49,7 +49,6 @@ class Evaluation:
     # Each system, and its agent before any fine-tuning; None for a method without an agent.
     systems: Mapping[System, NamedAgent | None]
     environments: Mapping[str, EvaluateConfig]  # each SPEC, and the settings by which it is asked
-    prices: Mapping[str, Price]  # the price of each environment and optimiser, by its name
 
     @property
     def folder(self) -> Path:
@@ -70,6 +69,11 @@ class Evaluation:
         from prompt_r1.model.machine import pick_device  # It imports torch.
 
         return pick_device(self.config.device)
+
+    @cached_property
+    def prices(self) -> dict[str, Price]:
+        """The price of each environment and optimiser, by its name."""
+        return prices_of(self.config, self.environments)
 
     @cached_property
     def searches(self) -> dict[str, Data]:
@@ -167,6 +171,14 @@ def trusted_environments(config: EvaluateConfig, environments: Iterable[str]) ->
     """The names that the user trusts, among those of all environments that an evaluation opens."""
     typed = [*config.env, config.optimizer_env]
     return trusted_names(typed=typed, opened=[*environments, config.optimizer_env])
+
+
+def prices_of(config: EvaluateConfig, environments: Iterable[str]) -> dict[str, Price]:
+    """The price of each environment by its name, and last of --optimizer-env."""
+    names = []
+    for spec in [*environments, config.optimizer_env]:
+        names += spec.split(",") if spec else []
+    return parse_prices(config.env_price, names)
 
 
 def mute_environment() -> Environment:

@@ -10,10 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from prompt_r1.data.questions import find_questions, sample_questions
-from prompt_r1.environments.budget import Price, parse_prices
 from prompt_r1.environments.specs import check_environment
 from prompt_r1.errors import UsageError
-from prompt_r1.evaluation.evaluation import Evaluation, trusted_environments
+from prompt_r1.evaluation.evaluation import Evaluation, prices_of, trusted_environments
 from prompt_r1.evaluation.folder_settings import check_kept, game_of, settings_in_common
 from prompt_r1.evaluation.methods import DEFAULT_METHODS, METHODS, TRANSFER_METHODS
 from prompt_r1.evaluation.predictions import FILE, System
@@ -44,13 +43,12 @@ def read_evaluation(arguments: list[str]) -> Evaluation:
     environments = environments_of(config, given, agents)
     systems = choose_systems(config, environments, agents)
     seed = common_seed(config, agents)
-    prices = prices_of(config, environments)
     _check_folder(config, seed)
-    _check_environments(config, environments, prices)
+    _check_environments(config, environments)
     # A function of the user or the Hub may take minutes to give its questions, so it is asked last.
     questions = questions_of(config, seed)
     data = data_for(config, systems, seed)
-    return Evaluation(config, seed, questions, data, agents, systems, environments, prices)
+    return Evaluation(config, seed, questions, data, agents, systems, environments)
 
 
 def methods_of(config: EvaluateConfig) -> Sequence[str]:
@@ -226,14 +224,6 @@ def common_seed(config: EvaluateConfig, agents: Mapping[str, NamedAgent]) -> int
     return next(iter(seeds), 0)
 
 
-def prices_of(config: EvaluateConfig, environments: Iterable[str]) -> dict[str, Price]:
-    """The price of each environment by its name, and last of --optimizer-env."""
-    names = []
-    for spec in [*environments, config.optimizer_env]:
-        names += spec.split(",") if spec else []
-    return parse_prices(config.env_price, names)
-
-
 def questions_of(config: EvaluateConfig, seed: int) -> list[Question]:
     """The questions of --data. With --tables, the mini world also has its questions out of distribution."""
     names = list(config.data)
@@ -277,9 +267,7 @@ def _check_folder(config: EvaluateConfig, seed: int) -> None:
         check_kept(folder, settings_in_common(config, seed))
 
 
-def _check_environments(
-    config: EvaluateConfig, environments: Mapping[str, EvaluateConfig], prices: Mapping[str, Price]
-) -> None:
+def _check_environments(config: EvaluateConfig, environments: Mapping[str, EvaluateConfig]) -> None:
     """Raise UsageError for an environment, or an optimiser, that cannot be opened.
 
     An estimate needs no keys and servers, and neither does a folder with answers: it may be complete.
@@ -290,5 +278,6 @@ def _check_environments(
     if config.optimizer_env:
         asked.setdefault(config.optimizer_env, config)
     trusted = trusted_environments(config, environments)
+    prices = prices_of(config, environments)
     for spec, settings in asked.items():
         check_environment(spec, settings, trusted=trusted, prices=prices)

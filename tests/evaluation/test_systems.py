@@ -74,7 +74,7 @@ def evaluation_of(config: EvaluateConfig, agents: Mapping[str, NamedAgent]) -> E
     config = replace(config, agent=tuple(agents))
     environments = environments_of(config, (), agents)
     systems = choose_systems(config, environments, agents)
-    return Evaluation(config, 0, [], Data([], []), agents, systems, environments, prices={})
+    return Evaluation(config, 0, [], Data([], []), agents, systems, environments)
 
 
 def systems_of(
@@ -86,7 +86,7 @@ def systems_of(
 
 def evaluation_of_system(config: EvaluateConfig, system: System, agent: NamedAgent) -> Evaluation:
     """An evaluation of one system, without questions."""
-    return Evaluation(config, 0, [], Data([], []), {}, {system: agent}, environments={}, prices={})
+    return Evaluation(config, 0, [], Data([], []), {}, {system: agent}, environments={})
 
 
 def digested_by(config: EvaluateConfig, agents: Mapping[str, NamedAgent]) -> set[str]:

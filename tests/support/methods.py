@@ -100,7 +100,6 @@ def method(
         agents={},
         systems={system: played_by if needed.agent else None},
         environments={"large": config},
-        prices={},
         writer=optimizer or environment,
     )
     making = make_method(
