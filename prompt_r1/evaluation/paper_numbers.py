@@ -7,7 +7,6 @@ Datasets have the names of `prompt_r1/data`, and metrics have the names of `scor
 import csv
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from statistics import fmean
@@ -17,33 +16,23 @@ FILE = Path(__file__).with_name("paper_numbers.csv")
 ENVIRONMENTS = {"gpt-4o-mini": "GPT-4o-mini", "gpt-oss-20b": "GPT-OSS-20B", "qwen3-4b": "Qwen3-4B"}
 
 
-@dataclass(frozen=True)
-class PaperColumn:
-    """A column of the paper's tables. The file names it "METHOD; ENVIRONMENT; TRAINED WITH".
-
-    Examples: "prompt-r1; GPT-OSS-20B; GPT-4o-mini" (an agent that was trained with GPT-4o-mini asks
-    GPT-OSS-20B), "direct; GPT-4o-mini; GPT-4o-mini" (no agent) and "sft; ; " (no environment).
-    """
-
-    method: str
-    environment: str  # the environment that answers; "": the method has none
-    trained_with: str  # the environment of the agent's training; `environment` again if there was none
-
-
 @cache
-def load_numbers() -> Mapping[PaperColumn, Mapping[tuple[str, str], float]]:
+def load_numbers() -> Mapping[str, Mapping[tuple[str, str], float]]:
     """Each column's numbers: (dataset, metric) → percent.
 
     First the columns of Tables 2 (trained datasets) and 3 (out of distribution), then "w/o Env." and
-    "w/o R.L." of Table 4, then the columns of Table 5 that are not in Table 3.
+    "w/o R.L." of Table 4, then the columns of Table 5 that are not in Table 3. Names of columns:
+
+        prompt-r1; GPT-OSS-20B; GPT-4o-mini    trained with GPT-4o-mini, the agent asks GPT-OSS-20B
+        direct; GPT-4o-mini; GPT-4o-mini       no training: the environment has both places
+        sft; ;                                 no environment
     """
-    numbers: dict[PaperColumn, dict[tuple[str, str], float]] = {}
+    numbers: dict[str, dict[tuple[str, str], float]] = {}
     with FILE.open(encoding="utf-8") as file:
         for row in csv.DictReader(file):
             place = (row.pop("dataset"), row.pop("metric"))
             for name, number in row.items():
-                method, environment, trained_with = name.split("; ")
-                column = numbers.setdefault(PaperColumn(method, environment, trained_with), {})
+                column = numbers.setdefault(name, {})
                 if number:
                     column[place] = float(number)
     return numbers
@@ -54,9 +43,9 @@ def paper_number(
 ) -> str:
     """The paper's number in percent, as a mean over the datasets that report it; "" if there is none."""
     numbers = load_numbers()
-    asked = PaperColumn(method, paper_name(environment), paper_name(trained_with))
-    without_environment = PaperColumn(method, "", "")
-    for column in (asked, without_environment):
+    with_environment = f"{method}; {paper_name(environment)}; {paper_name(trained_with)}"
+    without_environment = f"{method}; ; "
+    for column in (with_environment, without_environment):
         reported = numbers.get(column, {})
         found = [reported[name, metric] for name in datasets if (name, metric) in reported]
         if found:
