@@ -11,7 +11,6 @@ instruction can be scored; without one (0), after 200 steps.
 
 import random
 from collections.abc import Mapping, Sequence
-from statistics import fmean
 
 from prompt_r1.environments.asking import last_between
 from prompt_r1.evaluation.searches import Algorithm, Data, PromptSearch
@@ -48,8 +47,7 @@ async def opro(search: PromptSearch, data: Data) -> str:
         step += 1
         rng = random.Random(f"opro {search.seed} {step}")
         shown = rng.sample(search.questions, min(EXEMPLARS, len(search.questions)))
-        means = {prompt: fmean(scores) for prompt, scores in search.scores.items()}
-        request = meta_prompt(means, shown)
+        request = meta_prompt(search.means, shown)
         # The eight requests of a step are equal, and the next step repeats them if nothing new was scored. So
         # the calls are told apart by their numbers.
         first = step * PER_STEP

@@ -66,6 +66,11 @@ class PromptSearch:
         """How many calls of both models have begun."""
         return self.environment_calls + self.optimizer_calls
 
+    @property
+    def means(self) -> dict[str, float]:
+        """The mean score of each prompt that was scored."""
+        return {prompt: fmean(scores) for prompt, scores in self.scores.items()}
+
     def may_call(self, more: int) -> bool:
         """Whether the limit allows this many more calls."""
         return not self.limit or self.calls + more <= self.limit
@@ -104,7 +109,7 @@ class PromptSearch:
 
     def best(self) -> str:
         """The prompt with the best mean score (of equal prompts, the first); without scores, SEED_PROMPT."""
-        means = {prompt: fmean(scores) for prompt, scores in self.scores.items()}
+        means = self.means
         return max(means, key=lambda prompt: means[prompt], default=SEED_PROMPT)
 
     async def try_prompt(self, prompt: str, questions: Sequence[Question]) -> list[Prediction]:
