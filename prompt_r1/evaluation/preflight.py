@@ -224,6 +224,30 @@ def common_seed(config: EvaluateConfig, agents: Mapping[str, NamedAgent]) -> int
     return next(iter(seeds), 0)
 
 
+def _check_folder(config: EvaluateConfig, seed: int) -> None:
+    """Raise UsageError for an --out with other files, or with answers of another experiment."""
+    folder = Path(config.out)
+    if folder.exists():  # Otherwise `make_folder` would make it. An evaluation that cannot start makes none.
+        make_folder(folder, lambda folder: (folder / FILE).exists(), "an evaluation")
+        check_kept(folder, settings_in_common(config, seed))
+
+
+def _check_environments(config: EvaluateConfig, environments: Mapping[str, EvaluateConfig]) -> None:
+    """Raise UsageError for an environment, or an optimiser, that cannot be opened.
+
+    An estimate needs no keys and servers, and neither does a folder with answers: it may be complete.
+    """
+    if config.dry_run or (Path(config.out) / FILE).exists():
+        return
+    asked = dict(environments)
+    if config.optimizer_env:
+        asked.setdefault(config.optimizer_env, config)
+    trusted = trusted_environments(config, environments)
+    prices = prices_of(config, environments)
+    for spec, settings in asked.items():
+        check_environment(spec, settings, trusted=trusted, prices=prices)
+
+
 def questions_of(config: EvaluateConfig, seed: int) -> list[Question]:
     """The questions of --data. With --tables, the mini world also has its questions out of distribution."""
     names = list(config.data)
@@ -257,27 +281,3 @@ def data_for(config: EvaluateConfig, systems: Iterable[System], seed: int) -> Da
         if METHODS[name].needs_validation and not validation:
             raise UsageError(f"{name} needs validation questions: give --val-data")
     return Data(find_questions(train, "train", seed), sample_questions(validation, "validation", seed, 0))
-
-
-def _check_folder(config: EvaluateConfig, seed: int) -> None:
-    """Raise UsageError for an --out with other files, or with answers of another experiment."""
-    folder = Path(config.out)
-    if folder.exists():  # Otherwise `make_folder` would make it. An evaluation that cannot start makes none.
-        make_folder(folder, lambda folder: (folder / FILE).exists(), "an evaluation")
-        check_kept(folder, settings_in_common(config, seed))
-
-
-def _check_environments(config: EvaluateConfig, environments: Mapping[str, EvaluateConfig]) -> None:
-    """Raise UsageError for an environment, or an optimiser, that cannot be opened.
-
-    An estimate needs no keys and servers, and neither does a folder with answers: it may be complete.
-    """
-    if config.dry_run or (Path(config.out) / FILE).exists():
-        return
-    asked = dict(environments)
-    if config.optimizer_env:
-        asked.setdefault(config.optimizer_env, config)
-    trusted = trusted_environments(config, environments)
-    prices = prices_of(config, environments)
-    for spec, settings in asked.items():
-        check_environment(spec, settings, trusted=trusted, prices=prices)
