@@ -22,7 +22,9 @@ MAX_TOKENS = 1024  # Dr. GRPO divides by this number of tokens. Any constant doe
 DUAL_CLIP = 3.0
 
 
-def first_version(logprobs: Tensor, columns: LossColumns, *, kl_coef: float, importance_cap: float) -> Loss:
+def first_version(
+    logprobs: Tensor, columns: LossColumns, *, kl_coef: float, importance_cap: float, **unused: float
+) -> Loss:
     """Eq. 17 of the first version of Prompt-R1 (arXiv 2511.01016v1), without ratio and clip.
 
         s = Â log π_θ

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from prompt_r1.environments.reply_text import reply_of
 from prompt_r1.environments.sources import CALL_DEADLINE, Caller, Reply, Source, byte_count
 from prompt_r1.errors import EnvError, UsageError
-from prompt_r1.settings.functions import parameters_of, user_code
+from prompt_r1.settings.functions import user_code
 from prompt_r1.types import Message
 
 # The tokens of a user's object are estimated, as a quarter of the bytes, which is usual for English text.
@@ -95,6 +95,14 @@ class OwnSource(Source):
         # A decorated or partial async function does not look like one, so a thread may return a coroutine.
         with user_code(what, passes=(EnvError,)):
             return await reply if inspect.isawaitable(reply) else reply
+
+
+def parameters_of(function: Callable[..., object]) -> Mapping[str, inspect.Parameter]:
+    """The parameters of a function by their names."""
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError):  # A function that is written in C may have no signature.
+        return {}
 
 
 async def in_daemon_thread(call: Callable[[], object]) -> object:

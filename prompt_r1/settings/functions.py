@@ -6,7 +6,7 @@ import reprlib
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from operator import attrgetter
@@ -18,7 +18,7 @@ from prompt_r1.reward import OwnReward
 from prompt_r1.types import Question, Reward, ScoredGame, Trajectory
 
 OBJECT_PREFIX = "py:"  # py:MODULE:NAME is a user's environment, or a user's questions.
-# Keywords of `grpo.grpo_loss`, which a user's loss may have as parameters.
+# Keywords of `grpo.grpo_loss`, which a user's loss takes too.
 LOSS_SETTINGS = ("clip", "clip_high", "kl_coef", "importance_cap")
 # Python's importer, and the folders of Python, of its packages and of this package: code that is not the
 # user's.
@@ -47,18 +47,16 @@ def import_object(name: str, *, where: str) -> Any:
 
 
 def import_function(
-    name: str, *, flag: str, takes: Sequence[str], may_take: Sequence[str] = ()
+    name: str, *, flag: str, takes: Sequence[str], keywords: Sequence[str] = ()
 ) -> Callable[..., Any]:
     """The function MODULE:FUNCTION that a flag names. Raises UsageError if it does not take these arguments.
 
-    `takes` are the positional arguments, by their names in error messages. `may_take` are keywords that the
-    function may have as parameters.
+    `takes` are the positional arguments, by their names in error messages. `keywords` are the others.
     """
     where = f"{flag} {name}"
     function = import_object(name, where=flag)
     if not callable(function) or inspect.isclass(function):
         raise UsageError(f"{where}: not a function")
-    keywords = [keyword for keyword in may_take if keyword in parameters_of(function)]
     try:
         # Any values do: only their number and the names of keywords are checked.
         inspect.signature(function).bind(*takes, **dict.fromkeys(keywords))
@@ -66,7 +64,7 @@ def import_function(
         return function
     except TypeError:
         arguments = "1 argument" if len(takes) == 1 else f"{len(takes)} arguments"
-        also = f", and may take {', '.join(may_take)}" if may_take else ""
+        also = f", and the keywords {', '.join(keywords)} (or **settings)" if keywords else ""
         raise UsageError(f"{where}: must take {arguments}, {' and '.join(takes)}{also}") from None
     return function
 
@@ -101,14 +99,6 @@ def described(error: BaseException) -> str:
     if not own:
         return text
     return f"{text} ({Path(own[-1].filename).name}, line {own[-1].lineno})"
-
-
-def parameters_of(function: Callable[..., object]) -> Mapping[str, inspect.Parameter]:
-    """The parameters of a function by their names."""
-    try:
-        return inspect.signature(function).parameters
-    except (TypeError, ValueError):  # A function that is written in C may have no signature.
-        return {}
 
 
 def import_reward(name: str) -> OwnReward:
@@ -161,19 +151,11 @@ def find_loss(name: str) -> Callable[..., Any]:
     """The function MODULE:FUNCTION of --loss-function itself.
 
     What it returns is not checked: that needs torch (`loss_of_run` in training/loss_function.py). Raises
-    UsageError if it cannot be called with the tokens and their columns.
+    UsageError if it cannot be called with the tokens, their columns and LOSS_SETTINGS.
     """
     return import_function(
-        name, flag="--loss-function", takes=("logprobs", "columns"), may_take=LOSS_SETTINGS
+        name, flag="--loss-function", takes=("logprobs", "columns"), keywords=LOSS_SETTINGS
     )
-
-
-def loss_settings_of(function: Callable[..., Any]) -> list[str]:
-    """Those of LOSS_SETTINGS that a user's loss takes: all of them if it has a parameter like **settings."""
-    parameters = parameters_of(function)
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return list(LOSS_SETTINGS)
-    return [name for name in LOSS_SETTINGS if name in parameters]
 
 
 def import_advantages(name: str) -> Callable[[Sequence[ScoredGame]], list[list[float]]]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from prompt_r1.errors import UsageError
 from prompt_r1.grpo import Loss, LossColumns, grpo_loss
-from prompt_r1.settings.functions import find_loss, loss_settings_of, user_code
+from prompt_r1.settings.functions import find_loss, user_code
 from prompt_r1.settings.train import TrainConfig
 from prompt_r1.training.update import IMPORTANCE_CAP
 
@@ -28,9 +28,8 @@ LossFunction = Callable[[Tensor, LossColumns], Loss]
 def loss_of_run(config: TrainConfig, *, importance_cap: float) -> LossFunction:
     """The loss with the settings of a run: `grpo_loss` or the user's own.
 
-    The user's function gets only the settings that it takes. Raises UsageError if it cannot be imported. The
-    loss raises UsageError if the function raises an error or returns anything but a finite loss of these
-    tokens.
+    Raises UsageError if the user's function cannot be imported. The loss raises UsageError if the function
+    raises an error or returns anything but a finite loss of these tokens.
     """
     settings = {
         "clip": config.clip,
@@ -43,11 +42,10 @@ def loss_of_run(config: TrainConfig, *, importance_cap: float) -> LossFunction:
         return partial(default, **settings)
     function = find_loss(config.loss_function)
     where = f"--loss-function {config.loss_function}"
-    taken = {name: settings[name] for name in loss_settings_of(function)}
 
     def own_loss(logprobs: Tensor, columns: LossColumns) -> Loss:
         with user_code(where):
-            loss = function(logprobs, columns, **taken)
+            loss = function(logprobs, columns, **settings)
         if problem := problem_of(loss, logprobs):
             raise UsageError(f"{where} returned {problem}")
         return loss

@@ -14,9 +14,8 @@ from prompt_r1.miniworld.questions import TRAINING_MIX
 from prompt_r1.pair.named_agent import locate_agent
 from prompt_r1.programs.launcher import check_device, is_first_rank, launcher_number
 from prompt_r1.settings.agent import HELD_OUT, is_mini_data
-from prompt_r1.settings.fields import flag_of
 from prompt_r1.settings.flags import given_values
-from prompt_r1.settings.functions import find_loss, import_advantages, import_reward, loss_settings_of
+from prompt_r1.settings.functions import find_loss, import_advantages, import_reward
 from prompt_r1.settings.train import PRESETS, TrainConfig, train_config
 from prompt_r1.training.run_folder import LOCK, check_newest_checkpoint, claim, open_run
 from prompt_r1.training.settings import FineTuningConfig
@@ -36,7 +35,7 @@ def read_training(arguments: list[str]) -> ChosenTraining:
     config = train_config(flags)
     # The SPEC of a YAML file does not count as typed, because the file may come from anyone.
     trusted = trusted_names(typed=[flags.get("env", "")], opened=[config.env])
-    _check_functions(config, flags)
+    _check_functions(config)
     _check_rank()
     check_device(config.device)
     if config.wandb and find_spec("wandb") is None:
@@ -56,20 +55,14 @@ def read_training(arguments: list[str]) -> ChosenTraining:
     return ChosenTraining(config, trusted)
 
 
-def _check_functions(config: TrainConfig, flags: Collection[str]) -> None:
-    """Import the user's functions. Raises UsageError if one cannot be called, or would not use a flag."""
+def _check_functions(config: TrainConfig) -> None:
+    """Import the user's functions. Raises UsageError if one cannot be called."""
     if config.reward:
         import_reward(config.reward)
     if config.advantage_function:
         import_advantages(config.advantage_function)
     if config.loss_function:
-        taken = loss_settings_of(find_loss(config.loss_function))
-        for name in ("clip", "clip_high"):
-            if name in flags and name not in taken:
-                raise UsageError(
-                    f"{flag_of(name)} would change nothing: --loss-function {config.loss_function} has no "
-                    f"parameter {name!r}"
-                )
+        find_loss(config.loss_function)
 
 
 def _check_rank() -> None:

@@ -146,7 +146,7 @@ def test_code_is_imported_only_if_the_command_line_names_it(tmp_path, monkeypatc
     """A config file may come from a stranger."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "stranger.py").write_text(
-        "open('executed', 'w').close()\n\n\ndef metric(_, __=None):\n    return 1.0\n"
+        "open('executed', 'w').close()\n\n\ndef metric(_, __=None, **settings):\n    return 1.0\n"
     )
     file = tmp_path / "foreign.yaml"
     file.write_text(f"{line}\n")
