@@ -171,8 +171,7 @@ def train_config(flags: Mapping[str, Any]) -> TrainConfig:
     given = merged(base, flags)
     config = with_defaults(TrainConfig(**given), given)
     if not config.out:
-        run = run_name(Path(source).stem, config, TrainConfig(**base))
-        config = replace(config, out=f"runs/{run}-seed{config.seed}")
+        config = replace(config, out=f"runs/{Path(source).stem}-seed{config.seed}")
     check_consistency(config, flags)
     return config
 
@@ -234,25 +233,6 @@ def with_defaults(config: TrainConfig, given: Mapping[str, Any]) -> TrainConfig:
         test_data=() if "none" in test else test,
         max_new=max_new,
     )
-
-
-def run_name(start: str, config: TrainConfig, base: TrainConfig) -> str:
-    """The name of a run without --out: `start`, then agent, environment and data if they differ from `base`.
-
-    So a run on a user's own data gets another folder than a run in the mini world.
-    """
-    parts = [start]
-    if config.agent != base.agent:
-        parts.append(config.agent)
-    if config.env != base.env:
-        parts.append("alone" if config.without_environment else config.env)
-    if config.data != base.data and not all_mini_data(config.data):
-        parts.append(config.data[0])
-    names = []
-    for part in parts:
-        last = Path(part.split("@")[0]).name  # The name has neither folder nor URL.
-        names.append(re.sub(r"\.(jsonl|parquet)$", "", last))
-    return re.sub(r"[^\w.-]+", "-", "-".join(names))[:80]
 
 
 def check_consistency(config: TrainConfig, flags: Mapping[str, object]) -> None:

@@ -25,15 +25,6 @@ def test_flags_override_the_file_and_the_file_overrides_the_defaults(tmp_path):
     assert config.checkpointing is False
 
 
-def test_a_run_with_another_environment_than_the_file_gets_another_folder(tmp_path):
-    """Also where a flag names the environment that is the default without a file."""
-    file = tmp_path / "own.yaml"
-    file.write_text("data: mini\nenv: mini\n")
-    default = TrainConfig().env
-    folders = {train_config(["--config", str(file), *flags]).out for flags in ([], ["--env", default])}
-    assert folders == {"runs/own-seed0", f"runs/own-{default}-seed0"}
-
-
 def test_a_training_is_as_long_as_the_steps_or_the_epochs_that_were_given_last(tmp_path):
     """A preset or a file may say one of them, and the command line the other."""
     file = tmp_path / "own.yaml"
@@ -196,7 +187,6 @@ def test_without_an_environment_the_agent_is_told_to_answer_in_one_turn_as_long_
     config = train_config(["--env", "none", *flags.split()])
     assert config.game.max_turns == 1 and config.base_rule is RULE_WITHOUT_ENVIRONMENT
     assert (config.instruction_text, config.game.max_new) == game
-    assert config.out == ("runs/paper-alone-seed0" if "paper --data" in flags else "runs/mini-alone-seed0")
 
 
 @pytest.mark.parametrize(
@@ -204,15 +194,14 @@ def test_without_an_environment_the_agent_is_told_to_answer_in_one_turn_as_long_
     [
         ("", "mini", ""),
         ("--steps 3 --agent mini --data mini", "mini", ""),
-        ("--data a/mine.jsonl", "mini-mine", "--agent mini, --env mini:"),
-        ("--data mine.jsonl --env gpt-4o-mini@http://host/v1", "mini-gpt-4o-mini-mine", "--agent mini:"),
-        ("--agent org/Qwen3-0.6B", "mini-Qwen3-0.6B", "--data mini, --env mini:"),
-        ("--config small --agent org/Qwen3-0.6B", "small-Qwen3-0.6B", "--data mini:pop, --env mini:"),
-        ("--config paper --data mine.jsonl", "paper-mine", ""),
-        ("--config paper --agent ../my/model/ --data x.parquet", "paper-model-x", ""),
+        ("--data a/mine.jsonl", "mini", "--agent mini, --env mini:"),
+        ("--data mine.jsonl --env gpt-4o-mini@http://host/v1", "mini", "--agent mini:"),
+        ("--agent org/Qwen3-0.6B", "mini", "--data mini, --env mini:"),
+        ("--config small --agent org/Qwen3-0.6B", "small", "--data mini:pop, --env mini:"),
+        ("--config paper --data mine.jsonl", "paper", ""),
     ],
 )
-def test_the_folder_of_a_run_follows_from_its_parts_and_toys_beside_real_parts_are_named(flags, folder, toys):
+def test_a_run_has_a_folder_of_its_config_and_toys_beside_real_parts_are_named(flags, folder, toys):
     config = train_config([*flags.split(), "--seed", "3"])
     assert config.out == f"runs/{folder}-seed3"
     assert (toys in "".join(warnings_of(config))) if toys else not "".join(warnings_of(config))
