@@ -91,7 +91,7 @@ SEEN_BEFORE_TORCH = [
     ("train.py --config mini --test-data none.jsonl", "none.jsonl: there is no such file"),
     ("train.py --config mini --data none", "none: there is no such file"),
     ("train.py --config mini --test-data held-out", "held-out: there is no such file"),
-    ("train.py --data mine.jsonl --val-data held-out other.jsonl", "--val-data: held-out must stand alone"),
+    ("train.py --data good.jsonl --val-data held-out other.jsonl", "held-out: there is no such file"),
     ("train.py --config mini --data /dev/null", "/dev/null: not a file of rows; give one"),
     ("train.py --config mini --data folder", "folder: not a file of rows; give one"),
     ("train.py --config mini --data empty.jsonl", "there are no questions in it"),

@@ -24,6 +24,8 @@ from prompt_r1.settings.functions import OBJECT_PREFIX
 
 # These settings name code of the user.
 FUNCTIONS = ("reward", "loss_function", "advantage_function")
+# In other settings, py:MODULE:NAME does, alone or in a list.
+NAME_OF_CODE = re.compile(rf"(^|[\s,]){OBJECT_PREFIX}")
 
 run_setting = partial(setting, group="the run", everyday=True)
 algorithm_setting = partial(setting, group="the algorithm", defines_experiment=True)
@@ -168,7 +170,7 @@ def train_config(flags: Mapping[str, Any]) -> TrainConfig:
     # Without --config, the agent decides the preset. With neither --config nor --agent, the toy is trained.
     source = flags.get("config", preset_of(flags.get("agent", ""), default="mini"))
     base = PRESETS[source] if source in PRESETS else settings_of_file(source, flags)
-    given = merged(base, flags)
+    given = {name: value for name, value in {**base, **flags}.items() if name != "config"}
     config = with_defaults(TrainConfig(**given), given)
     if not config.out:
         config = replace(config, out=f"runs/{Path(source).stem}-seed{config.seed}")
@@ -187,28 +189,15 @@ def settings_of_file(source: str, flags: Collection[str]) -> dict[str, Any]:
         presets = ", ".join(PRESETS)
         raise UsageError(f"--config {source!r}: neither a preset ({presets}) nor a YAML file")
     values = read_yaml(path, TrainConfig)
-    for name in (*FUNCTIONS, "env", "data", "val_data", "test_data"):
-        value = () if name in flags else values.get(name, ())
-        text = value if isinstance(value, str) else " ".join(value)
-        if re.search(rf"(^|[\s,]){OBJECT_PREFIX}", text) or (name in FUNCTIONS and text):
+    for name, value in values.items():
+        text = " ".join(value) if isinstance(value, tuple) else str(value)
+        names_code = bool(text) if name in FUNCTIONS else NAME_OF_CODE.search(text)
+        if names_code and name not in flags:
             raise UsageError(
                 f"{source}: {name} names code, which is imported only if the command line names it: give "
                 f"{flag_of(name)} {text}"
             )
     return values
-
-
-def merged(base: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a preset or file (`base`), and of the flags, which override them."""
-    not_overridden = {name: value for name, value in base.items() if name not in flags}
-    for given in (flags, not_overridden):
-        if "steps" in given and given.get("epochs"):
-            raise UsageError("--steps and --epochs both say how long to train: give one of them")
-    both = {**base, **flags}
-    both.pop("config", None)  # This flag names the preset or file. It is no setting.
-    if "steps" in flags:
-        both["epochs"] = 0  # --steps also overrides the epochs of a file.
-    return both
 
 
 def with_defaults(config: TrainConfig, given: Mapping[str, Any]) -> TrainConfig:
@@ -220,23 +209,23 @@ def with_defaults(config: TrainConfig, given: Mapping[str, Any]) -> TrainConfig:
     has_splits = all(has_own_splits(name) for name in config.data)
     validation = given.get("val_data", config.data if has_splits else (HELD_OUT,))
     test = given.get("test_data", config.data if has_splits else ())
-    for flag, names in (("--val-data", validation), ("--test-data", test)):
-        for word in ("none", HELD_OUT):
-            if word in names and len(names) > 1:
-                raise UsageError(f"{flag}: {word} must stand alone")
     max_new = config.max_new
     if config.without_environment and "max_new" not in given:
         max_new = config.max_tokens  # The only turn may be as long as a game.
     return replace(
         config,
-        val_data=() if "none" in validation else validation,
-        test_data=() if "none" in test else test,
+        val_data=() if validation == ("none",) else validation,
+        test_data=() if test == ("none",) else test,
         max_new=max_new,
     )
 
 
 def check_consistency(config: TrainConfig, flags: Mapping[str, object]) -> None:
     """Raise UsageError if no training is possible, or if one of the flags would change nothing."""
+    if "steps" in flags and config.epochs:
+        raise UsageError(
+            "--steps and --epochs both say how long to train: give one of them (--epochs 0 overrides a file)"
+        )
     if "config" not in flags and config.agent != MINI_AGENT and not all_mini_data(config.data):
         # A real model would train on real questions with the settings of the toy.
         raise UsageError(
