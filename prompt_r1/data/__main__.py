@@ -20,7 +20,7 @@ from prompt_r1.errors import UsageError, first_line
 from prompt_r1.normalise import normalise
 from prompt_r1.programs.command_line import Parser, program_name, run_program
 from prompt_r1.programs.text import printable
-from prompt_r1.settings.fields import POSITIVE, Range, check_number
+from prompt_r1.settings.fields import AT_LEAST_1, Range, check_number
 from prompt_r1.types import Question
 
 
@@ -118,7 +118,7 @@ def split_files(*, files: Sequence[str], out: Path, test: Path, share: float) ->
     """Write a share of the questions to `test`, and the others to `out`."""
     _check_written(out, files)
     _check_written(test, [*files, out])
-    check_number("--share", share, Range(above=0, below=1))
+    check_number("--share", share, Range(low=1e-6, high=0.999999))
     questions = _questions_of(files)
     # A file with the same id twice could not be read again.
     for identity, occurrences in Counter(question.id for question in questions).items():
@@ -137,7 +137,7 @@ def mix_files(
 ) -> None:
     """Write a random draw of the questions to `out`, without the questions of the files in `exclude`."""
     _check_written(out, [*files, *exclude])
-    check_number("--per-dataset", per_dataset, POSITIVE)
+    check_number("--per-dataset", per_dataset, AT_LEAST_1)
     questions = _questions_of(files)
     drawn = mix(questions, per_dataset, seed=seed, exclude=_questions_of(exclude))
     write_questions(out, drawn)

@@ -5,7 +5,7 @@ from functools import partial
 
 from prompt_r1.evaluation.methods import DEFAULT_METHODS, METHODS
 from prompt_r1.pair.settings import PlayConfig
-from prompt_r1.settings.fields import POSITIVE, Range, everyday_setting, setting
+from prompt_r1.settings.fields import AT_LEAST_1, Range, everyday_setting, setting
 
 method_setting = partial(setting, group="compared methods", defines_experiment=True)
 
@@ -29,7 +29,7 @@ class EvaluateConfig(PlayConfig):
     dry_run: bool = setting(False, "estimate calls, tokens and dollars, then exit")
     tables: bool = setting(False, "fill the paper's Tables 2 to 5: every method, ablation and transfer")
     limit: int = everyday_setting(0, "questions of each file, a random sample stratified by dataset; 0: all")
-    repeats: int = setting(1, "answers to each question, averaged per question", POSITIVE)
+    repeats: int = setting(1, "answers to each question, averaged per question", AT_LEAST_1)
     metrics: str = setting(
         "strict", "rules of EM, SM and F1: ours, or the release's", choices=("strict", "official")
     )
@@ -41,7 +41,7 @@ class EvaluateConfig(PlayConfig):
     top_p: float = setting(
         1.0,
         "nucleus of the agent's sampling, a probability",
-        Range(above=0, at_most=1),
+        Range(low=1e-9, high=1),
         defines_experiment=True,
     )
     train_data: tuple[str, ...] = method_setting((), "training questions (mini, if --data is the mini world)")

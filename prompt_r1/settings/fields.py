@@ -1,13 +1,12 @@
 """Settings as dataclass fields: their values, and the YAML files that hold them."""
 
 import difflib
-import math
 import reprlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
-from types import NoneType, UnionType
+from types import UnionType
 from typing import Any, get_args, get_origin
 
 import yaml
@@ -15,40 +14,27 @@ import yaml
 from prompt_r1.errors import UsageError
 from prompt_r1.programs.files import replace_file
 
-MAX_VALUE = 1e15  # No setting may be as large, because such integers overflow in torch.
 BOOLEANS = {"true": True, "false": False}
 KINDS: dict[object, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 
 @dataclass(frozen=True)
 class Range:
-    """The values that a numeric setting may take. A bound that is infinite does not count."""
+    """The values that a numeric setting may take: from `low` to `high`, both included."""
 
-    above: float = -math.inf
-    at_least: float = -math.inf
-    below: float = math.inf
-    at_most: float = math.inf
+    low: float = 0
+    high: float = 1e15  # Larger integers overflow in torch.
 
     def __contains__(self, value: float) -> bool:
-        # Every comparison with NaN is False.
-        return self.above < value < self.below and self.at_least <= value <= self.at_most
-
-    def __str__(self) -> str:
-        bounds = {
-            f"above {self.above:g}": self.above,
-            f"{self.at_least:g} or more": self.at_least,
-            f"below {self.below:g}": self.below,
-            f"at most {self.at_most:g}": self.at_most,
-        }
-        finite = [text for text, bound in bounds.items() if math.isfinite(bound)]
-        return " and ".join(finite) or "a finite number"
+        return self.low <= value <= self.high  # False for NaN
 
 
-ANY = Range()
-POSITIVE = Range(above=0)
-NOT_NEGATIVE = Range(at_least=0)  # A setting that names no range has this one.
-THREADS = Range(at_least=0, at_most=1024)  # With many more, libraries crash.
-LEARNING_RATE = Range(above=0, below=1000)  # Much larger rates overflow float32 inside AdamW.
+NOT_NEGATIVE = Range()  # A setting that names no range has this one.
+AT_LEAST_1 = Range(low=1)
+ABOVE_0 = Range(low=1e-9)
+SEED = Range(low=-1e15)
+THREADS = Range(high=1024)  # With many more, libraries crash.
+LEARNING_RATE = Range(low=1e-12, high=1000)  # Much larger rates overflow float32 inside AdamW.
 
 
 @dataclass(frozen=True)
@@ -84,9 +70,6 @@ class Setting:
         Raises UsageError if the value has another type, is out of range or is not among the choices. `name`
         is what the error calls the setting.
         """
-        # A file holds null for a setting without a value, such as the seed of an EvaluateConfig.
-        if value is None and self.default is None:
-            return None
         if self.takes_several:
             texts = value if isinstance(value, list) else [value]
             return tuple(self._checked_value(str, text, name) for text in texts)
@@ -103,20 +86,19 @@ class Setting:
                 raise UsageError(f"{name} must be one of {', '.join(self.choices)}, not {converted!r}")
             return converted
         check_number(name, converted, self.range)
-        # Only a number in its range becomes a float: float() raises OverflowError for a very large integer.
-        return float(converted) if kind is float else converted
+        return converted
 
 
 def _converted(kind: Any, value: object) -> Any:
-    """`value` itself if it has the type `kind`; a text is converted to `kind`.
+    """The value of a flag, which is a text, or of a file as `kind`. Raises ValueError or KeyError.
 
-    An integer is accepted where a float is needed. Raises ValueError or KeyError for anything else.
+    In a file, a number may be a text, too: YAML takes 1e-6 for one, because it has no point.
     """
-    if type(value) is kind or (kind is float and type(value) is int):
-        return value
-    if not isinstance(value, str):
+    if kind is bool:
+        return BOOLEANS[str(value).lower()]
+    if kind is str and not isinstance(value, str):
         raise ValueError(f"a {type(value).__name__}")
-    return BOOLEANS[value] if kind is bool else kind(value)
+    return kind(str(value))
 
 
 def setting(default: Any, help: str, range: Range = NOT_NEGATIVE, **others: Any) -> Any:
@@ -133,11 +115,8 @@ def settings_of(config: Any) -> list[Setting]:
 
 
 def _type_of(annotation: Any) -> Any:
-    """The type of a setting's values."""
-    if not isinstance(annotation, UnionType):
-        return annotation
-    [kind] = set(get_args(annotation)) - {NoneType}
-    return kind
+    """The type of a setting's values: `int` for `int | None`."""
+    return get_args(annotation)[0] if isinstance(annotation, UnionType) else annotation
 
 
 def flag_of(name: str) -> str:
@@ -153,9 +132,8 @@ def experiment_values(config: Any) -> dict[str, Any]:
 def check_number(name: str, value: float, allowed: Range) -> None:
     """Raise UsageError for a number outside the range. `name` is what the message calls the setting."""
     if value not in allowed:
-        raise UsageError(f"{name} must be {allowed}, not {reprlib.repr(value)}")
-    if abs(value) >= MAX_VALUE:
-        raise UsageError(f"{name} must be smaller than {MAX_VALUE:g}, not {reprlib.repr(value)}")
+        limits = f"from {allowed.low:g} to {allowed.high:g}"
+        raise UsageError(f"{name} must be {limits}, not {reprlib.repr(value)}")
 
 
 def read_mapping(path: Path) -> dict[str, object]:

@@ -19,7 +19,7 @@ from prompt_r1.settings.agent import (
     is_mini,
     machine_setting,
 )
-from prompt_r1.settings.fields import LEARNING_RATE, POSITIVE, Range, flag_of, read_yaml, setting
+from prompt_r1.settings.fields import ABOVE_0, AT_LEAST_1, LEARNING_RATE, Range, flag_of, read_yaml, setting
 from prompt_r1.settings.functions import OBJECT_PREFIX
 
 # These settings name code of the user.
@@ -39,18 +39,18 @@ class TrainConfig(AgentConfig):
     """
 
     out: str = run_setting("", "run folder; a run in it is resumed", default_text="runs/CONFIG-seedN")
-    steps: int = run_setting(320, "training steps", POSITIVE)
+    steps: int = run_setting(320, "training steps", AT_LEAST_1)
     epochs: int = run_setting(0, "passes over the questions", default_text="--steps decides")
     dry_run: bool = run_setting(False, "estimate calls, tokens and dollars, then exit")
     questions: int = algorithm_setting(
-        128, "questions per step, over all ranks", Range(above=0, at_most=100_000), everyday=True
+        128, "questions per step, over all ranks", Range(low=1, high=100_000), everyday=True
     )
-    group_size: int = algorithm_setting(5, "games per question", Range(at_least=2, at_most=10_000))
-    mini_batch: int = algorithm_setting(64, "games per optimiser step, over all ranks", POSITIVE)
+    group_size: int = algorithm_setting(5, "games per question", Range(low=2, high=10_000))
+    mini_batch: int = algorithm_setting(64, "games per optimiser step, over all ranks", AT_LEAST_1)
     lr: float = algorithm_setting(1e-6, "learning rate of AdamW, constant", LEARNING_RATE, everyday=True)
-    beta2: float = algorithm_setting(0.999, "beta2 of AdamW", Range(at_least=0, below=1))
+    beta2: float = algorithm_setting(0.999, "beta2 of AdamW", Range(high=0.999999))
     weight_decay: float = algorithm_setting(0.01, "weight decay of AdamW")
-    clip: float = algorithm_setting(0.2, "clip range of the ratio (eq. 17)", POSITIVE)
+    clip: float = algorithm_setting(0.2, "clip range of the ratio (eq. 17)", ABOVE_0)
     clip_high: float = algorithm_setting(0.0, "clip range above 1 (DAPO: 0.28); 0: as --clip")
     adapter_rank: int = algorithm_setting(
         0, "rank of LoRA adapters of the frozen weights; 0: train all weights"
@@ -74,13 +74,11 @@ class TrainConfig(AgentConfig):
     skip_no_spread: bool = algorithm_setting(
         False, "leave out groups of equal rewards (needs --kl-coef 0); the loss is the mean over the others"
     )
-    save_every: int = instrument_setting(20, "steps between checkpoints, and between validations", POSITIVE)
+    save_every: int = instrument_setting(20, "steps between checkpoints, and between validations", AT_LEAST_1)
     wandb: bool = instrument_setting(False, "log metrics to Weights & Biases too")
     device: str = machine_setting("auto", "auto, cpu or cuda")
     ranks: int = machine_setting(
-        1,
-        "processes on a CPU; 0: one per core, and at least 4 questions for each",
-        Range(at_least=0, at_most=256),
+        1, "processes on a CPU; 0: one per core, and at least 4 questions for each", Range(high=256)
     )
     parallel: str = machine_setting(
         "auto",
@@ -89,7 +87,7 @@ class TrainConfig(AgentConfig):
     )
     offload: bool = machine_setting(False, "keep sharded weights and AdamW's states in CPU memory")
     tokens_per_batch: int = machine_setting(
-        16384, "tokens per micro-batch; shared openings count once", POSITIVE
+        16384, "tokens per micro-batch; shared openings count once", AT_LEAST_1
     )
     checkpointing: bool = machine_setting(True, "gradient checkpointing")
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from prompt_r1.settings.fields import ANY, LEARNING_RATE, POSITIVE, THREADS, everyday_setting, setting
+from prompt_r1.settings.fields import AT_LEAST_1, LEARNING_RATE, SEED, THREADS, everyday_setting, setting
 
 
 @dataclass(frozen=True)
@@ -19,14 +19,14 @@ class FineTuningConfig:
         "small", "preset of instruction and limits; mini has its own", choices=("paper", "small")
     )
     out: str = everyday_setting("", "folder for the agent and metrics.jsonl (runs/sft-seedN)")
-    seed: int = setting(0, "seed of the order of questions, the adapters and the mini world", ANY)
+    seed: int = setting(0, "seed of the order of questions, the adapters and the mini world", SEED)
     rank: int = setting(0, "rank of LoRA adapters, alpha is twice as much; 0: train all weights")
     lr: float = everyday_setting(
         1e-4, "peak learning rate (warm-up in a tenth of the steps, cosine)", LEARNING_RATE
     )
-    epochs: int = everyday_setting(3, "epochs", POSITIVE)
+    epochs: int = everyday_setting(3, "epochs", AT_LEAST_1)
     batch_size: int = setting(0, "examples per optimiser step; 0: 32, or fewer, so that there are 30 steps")
-    micro_batch: int = setting(4, "examples in memory at a time", POSITIVE)
-    cutoff: int = setting(2048, "tokens of an example; longer ones are cut", POSITIVE)
+    micro_batch: int = setting(4, "examples in memory at a time", AT_LEAST_1)
+    cutoff: int = setting(2048, "tokens of an example; longer ones are cut", AT_LEAST_1)
     device: str = setting("auto", "auto, cpu or cuda")
     threads: int = setting(0, "threads of torch on a CPU; 0: its own choice", THREADS)

@@ -8,6 +8,7 @@ import pytest
 
 from prompt_r1.evaluation.settings import EvaluateConfig
 from prompt_r1.pair.settings import InferConfig
+from prompt_r1.settings.agent import AgentConfig
 from prompt_r1.settings.fields import Setting, read_yaml, settings_of, write_yaml
 from prompt_r1.settings.train import TrainConfig
 from prompt_r1.training.settings import FineTuningConfig
@@ -142,7 +143,7 @@ def test_both_values_of_each_setting_arrive(program: str, folder: Path) -> None:
 
 def test_both_values_of_each_setting_of_a_file_arrive(folder: Path) -> None:
     """A run reads its own config.yaml when it is resumed, and --config reads any other file."""
-    for kind in (TrainConfig, EvaluateConfig):
+    for kind in (TrainConfig, AgentConfig):
         default = kind()
         for setting in settings_of(kind):
             for text in two_values(setting, getattr(default, setting.name)):
