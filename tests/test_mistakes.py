@@ -38,7 +38,7 @@ SEEN_BEFORE_TORCH = [
     ("train.py --kl 0", "there is no flag --kl; did you mean --kl-coef?"),
     ("train.py --conifg=paper", "there is no flag --conifg; did you mean --config?"),
     ("infer.py --config paper", "there is no flag --config; `infer.py --help`"),
-    ("infer.py extra", "unrecognized arguments: extra"),
+    ("infer.py extra", "there is no flag extra"),
     ("train.py --steps", "argument --steps: expected one argument"),
     # values
     ("train.py --steps many", "--steps takes a whole number, not 'many'"),

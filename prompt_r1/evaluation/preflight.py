@@ -34,7 +34,7 @@ def read_evaluation(arguments: list[str]) -> Evaluation:
 
     Raises UsageError for an evaluation that cannot start.
     """
-    given = given_values(EvaluateConfig, arguments, presets={})
+    given = given_values(EvaluateConfig, arguments)
     config = _with_agent_and_folder(EvaluateConfig(**given))
     check_device(config.device)
     for name in config.metric:

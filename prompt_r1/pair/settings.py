@@ -79,7 +79,7 @@ def read_pair(config_class: type[AnyPairConfig], arguments: list[str]) -> Chosen
 
     Raises UsageError if device, agent or environment cannot be opened.
     """
-    given = given_values(config_class, arguments, presets={})
+    given = given_values(config_class, arguments)
     config = config_class(**given)
     check_device(config.device)
     agent = resolve_agent(config.agent, max_turns=config.max_turns, max_new=config.max_new)

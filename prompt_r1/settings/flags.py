@@ -8,11 +8,13 @@ from prompt_r1.errors import UsageError
 from prompt_r1.programs.command_line import Parser, program_name
 from prompt_r1.settings.fields import Setting, did_you_mean, settings_of
 
-Presets = Mapping[str, Mapping[str, Any]]  # name → values by the names of their settings
+Preset = Mapping[str, Any]  # values by the names of their settings
 METAVARS: dict[object, str] = {int: "N", float: "X", bool: "true|false", str: "TEXT"}
 
 
-def given_values(config_class: type[Any], arguments: list[str], *, presets: Presets) -> dict[str, Any]:
+def given_values(
+    config_class: type[Any], arguments: list[str], *, presets: Mapping[str, Preset] = {}
+) -> dict[str, Any]:
     """The values of the flags that are given, by the names of their settings; with `presets` also --config.
 
     Raises UsageError for a value that its setting may not have. If a flag does not exist, the error names the
@@ -22,15 +24,10 @@ def given_values(config_class: type[Any], arguments: list[str], *, presets: Pres
     values, unknown = parser.parse_known_args(arguments)
     given = vars(values)
     settings = settings_of(config_class)
-    flags = {setting.flag for setting in settings}
-    if presets:
-        flags.add("--config")
-    for word in unknown:
-        name = word.partition("=")[0]
-        if name.startswith("--"):
-            parser.error(f"there is no flag {name}{did_you_mean(name, flags)}")
     if unknown:
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+        name = unknown[0].partition("=")[0]
+        flags = [setting.flag for setting in settings] + (["--config"] if presets else [])
+        parser.error(f"there is no flag {name}{did_you_mean(name, flags)}")
     for setting in settings:
         if setting.name in given:
             _check_not_empty(setting, given[setting.name])
@@ -47,7 +44,7 @@ def _check_not_empty(setting: Setting, value: object) -> None:
         )
 
 
-def _parser(config_class: type[Any], presets: Presets, *, show_all: bool) -> Parser:
+def _parser(config_class: type[Any], presets: Mapping[str, Preset], *, show_all: bool) -> Parser:
     """The parser of a config: a flag for each setting, and with `presets` the flag --config.
 
     The help begins with the docstring of the config. A flag that is not given has no value, not even its
@@ -91,7 +88,7 @@ def _form(setting: Setting) -> dict[str, Any]:
     return {"metavar": "|".join(setting.choices) or METAVARS[setting.type]}
 
 
-def _help_line(setting: Setting, presets: Presets) -> str:
+def _help_line(setting: Setting, presets: Mapping[str, Preset]) -> str:
     """The help of a setting with its values, such as "learning rate (0.0005; small: 3e-05; paper: 1e-06)".
 
     The first value is the default, from the first preset, which is used without --config.

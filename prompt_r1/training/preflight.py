@@ -77,7 +77,7 @@ def _check_rank() -> None:
 
 def read_warm_start_config(arguments: list[str]) -> FineTuningConfig:
     """Read the settings of a warm start. Raises UsageError for a warm start that cannot begin."""
-    config = FineTuningConfig(**given_values(FineTuningConfig, arguments, presets={}))
+    config = FineTuningConfig(**given_values(FineTuningConfig, arguments))
     if not config.games:
         raise UsageError("give the games to learn from: --games FILE, or --games mini")
     check_device(config.device)

@@ -202,7 +202,7 @@ def test_settings_of_the_training_are_sent_to_its_own_environment_only(spec, giv
 def test_a_flag_with_its_default_value_replaces_a_setting_of_the_training(flag, default) -> None:
     """A bug: after a training with `--route uniform`, `--route session` was ignored."""
     trained = AgentConfig(route="uniform", env_system="As trained.", env_args='{"top_p": 0.5}')
-    given = given_values(PairConfig, [flag, default], presets={})
+    given = given_values(PairConfig, [flag, default])
     settings = choose_pair(PairConfig(**given), given, NamedAgent("a", trained, "a")).config
     names = ("route", "env_system", "env_args")
     expected = {name: default if flag_of(name) == flag else getattr(trained, name) for name in names}
