@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -35,7 +34,6 @@ from prompt_r1.training.models import load_learner, with_adapters
 from prompt_r1.training.settings import FineTuningConfig
 from prompt_r1.types import Trajectory
 
-T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 BATCH_SIZE = 32  # examples of an optimiser step: the paper's 4 × 8
@@ -69,14 +67,13 @@ def fine_tune_agent(
     if policy.device.type == "cuda":
         policy.checkpoint_activations()
     learned = within_cutoff(examples(agent.codec), config.cutoff, agent.codec)
-    last_metrics: dict[str, float] = {}
+    metrics: dict[str, float] = {}  # of the last step
     with (out / "metrics.jsonl").open("w", buffering=1) as file:
         for metrics in train_weights(policy, learned, config):
             file.write(json.dumps(metrics) + "\n")
-            last_metrics = metrics
     if not math.isfinite(weight_norm(policy)):
         raise UsageError("the weights are not finite and are not saved: give a smaller --lr")
-    export_agent(policy, str(start), agent_config, out / "agent", metrics=last_metrics, ranks=single_rank)
+    export_agent(policy, str(start), agent_config, out / "agent", metrics=metrics, ranks=single_rank)
     return out / "agent"
 
 
@@ -142,14 +139,12 @@ def cut(example: Trajectory, most: int, *, tail: int) -> Trajectory:
     kept_tail = min(tail, kept)
     kept_head = kept - kept_tail
 
-    def shortened(column: list[T]) -> list[T]:
-        return (column[:kept_head] + column[opening - kept_tail :])[:most]
-
+    columns = [*range(kept_head), *range(opening - kept_tail, len(example.tokens))][:most]
     return Trajectory(
         example.question,
-        tokens=shortened(example.tokens),
-        sampled=shortened(example.sampled),
-        logprobs=shortened(example.logprobs),
+        tokens=[example.tokens[column] for column in columns],
+        sampled=[example.sampled[column] for column in columns],
+        logprobs=[example.logprobs[column] for column in columns],
     )
 
 

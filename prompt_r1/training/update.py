@@ -5,7 +5,6 @@ engine generated with the policy's weights, and that loss and gradient are finit
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -49,14 +48,9 @@ class UpdateStats:
     skipped: int = 0  # optimiser steps whose loss or gradient was not finite
     grad_norms: float = 0.0  # summed over the optimiser steps that were taken
     # The gap is measured before the first optimiser step.
-    gap: dict[str, float] = field(default_factory=lambda: gap_metrics([], cap=0.0))
+    gap: dict[str, float] = field(default_factory=lambda: gap_metrics(torch.zeros(1), cap=0.0))
     pending: list[BatchStats] = field(default_factory=list)  # micro-batches of the next optimiser step
     used: list[BatchStats] = field(default_factory=list)  # micro-batches of the optimiser steps taken
-
-    @property
-    def before_first_step(self) -> bool:
-        """Whether the next optimiser step is the first of the update."""
-        return self.taken + self.skipped == 0
 
     def add(self, batch: Batch, output: PolicyOutput, loss: Loss) -> None:
         """Add a micro-batch, after its backward."""
@@ -88,7 +82,6 @@ class UpdateStats:
         # Before the first optimiser step, the log-ratio is only rounding.
         moved = [batch.log_ratio.double() for batch in used if batch.weights_moved]
         tokens = sum(map(len, moved))
-        token_kl = torch.cat([torch.zeros(0), *(batch.token_kl for batch in used)])
         return {
             "loss": sum(batch.loss for batch in used) / steps,
             "kl": sum(batch.kl for batch in used) / steps,
@@ -99,30 +92,30 @@ class UpdateStats:
             # Estimates KL(policy that sampled || policy now) as the mean of -log_ratio.
             "update/kl": -sum(log_ratio.sum().item() for log_ratio in moved) / max(tokens, 1),
             **self.gap,
-            "kl_median": token_kl.median().item() if len(token_kl) else 0.0,
+            "kl_median": torch.cat([batch.token_kl for batch in used]).median().item() if used else 0.0,
         }
 
 
-def gap_metrics(log_ratios: Sequence[Tensor], *, cap: float) -> dict[str, float]:
-    """The metrics of the gap and of the importance weights, over all tokens.
+def gap_metrics(log_ratio: Tensor, *, cap: float) -> dict[str, float]:
+    """The metrics of the gap and of the importance weights, over N tokens.
 
-    `log_ratios` are the policy's log-probabilities minus the engine's, in nats. The gap of a token is the
+    `log_ratio` (N,) are the policy's log-probabilities minus the engine's, in nats. The gap of a token is the
     absolute value. Returns the maximum, the mean and the 99th percentile of the gap, the mean of the
-    weights, and the share of weights that `cap` truncates.
+    weights, and the share of weights that `cap` truncates. With `cap` 0 all weights are 1.
     """
-    log_ratio = torch.cat(list(log_ratios)) if log_ratios else torch.zeros(1)
     gap = log_ratio.abs()
-    high = gap.kthvalue(math.ceil(0.99 * len(gap))).values
-    ratio = log_ratio.exp()
-    weights = ratio.clamp(max=cap) if cap else torch.ones(1)
-    truncated = ratio > cap if cap else torch.zeros(1)
-    return {
+    metrics = {
         GAP: gap.max().item(),
         GAP_MEAN: gap.mean().item(),
-        f"{GAP}_p99": high.item(),
-        "engine/importance_mean": weights.mean().item(),
-        "engine/importance_truncated": truncated.float().mean().item(),
+        f"{GAP}_p99": gap.kthvalue(math.ceil(0.99 * len(gap))).values.item(),
+        "engine/importance_mean": 1.0,
+        "engine/importance_truncated": 0.0,
     }
+    if cap:
+        ratio = log_ratio.exp()
+        metrics["engine/importance_mean"] = ratio.clamp(max=cap).mean().item()
+        metrics["engine/importance_truncated"] = (ratio > cap).float().mean().item()
+    return metrics
 
 
 @dataclass(frozen=True)
@@ -177,9 +170,9 @@ def optimizer_step(
     every rank raises UsageError if another model than the policy generated the games. After each step, every
     rank raises it if the weights are not finite. Then they are not saved.
     """
-    if stats.before_first_step:
+    if stats.taken + stats.skipped == 0:  # This is the first step of the update.
         log_ratios = ranks.gather_lists([batch.log_ratio for batch in stats.pending])
-        stats.gap = gap_metrics(log_ratios, cap=importance_cap_of(policy))
+        stats.gap = gap_metrics(torch.cat(log_ratios), cap=importance_cap_of(policy))
         check_gap(stats.gap, gap_limit)
     ranks.sum_gradients(policy)
     # The norm over all weights and ranks, before it is clipped.

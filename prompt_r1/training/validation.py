@@ -18,10 +18,7 @@ def validation_metrics(run: Run, *, step: int) -> dict[str, float]:
     """
     games = play_share(run, run.agent, run.questions.validation, name=f"validation-{step:06d}")
     measured = run.ranks.gather_lists([metrics_of_game(game) for game in games])
-    metrics = mean_metrics(measured)
-    metrics["calls"] = float(sum(game.calls for game in measured))
-    metrics["usd"] = mean(game.usd for game in measured) if measured else 0.0
-    return {f"val/{metric}": value for metric, value in metrics.items()}
+    return {f"val/{metric}": value for metric, value in mean_metrics(measured).items()}
 
 
 def play_share(
@@ -61,15 +58,15 @@ def play_share(
 
 
 def mean_metrics(games: Sequence[GameMetrics]) -> dict[str, float]:
-    """Means over the games with a score, and the numbers of these games and of the broken ones."""
+    """Means over the games with a score, the numbers of these games and of the broken ones, and the costs."""
     scores = [game.score for game in games if game.score is not None]
     metrics: dict[str, float] = {"n": len(scores), "errors": len(games) - len(scores)}
     if scores:
-        metrics |= {
-            "em": mean(score.em for score in scores),
-            "f1": mean(score.f1 for score in scores),
-            "reward": mean(score.reward.total for score in scores),
-            "format": mean(float(score.is_well_formed) for score in scores),
-            "turns": mean(float(score.turns) for score in scores),
-        }
+        metrics["em"] = mean(score.em for score in scores)
+        metrics["f1"] = mean(score.f1 for score in scores)
+        metrics["reward"] = mean(score.reward.total for score in scores)
+        metrics["format"] = mean(float(score.is_well_formed) for score in scores)
+        metrics["turns"] = mean(float(score.turns) for score in scores)
+    metrics["calls"] = float(sum(game.calls for game in games))
+    metrics["usd"] = mean(game.usd for game in games)
     return metrics
