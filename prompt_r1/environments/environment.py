@@ -187,18 +187,17 @@ class Environment:
         try:
             async with self._one_at_a_time(call.key):
                 if recorded := self.journal.reply(call.key):
+                    reply, paid = recorded
                     member.counts["reused"] += 1
-                    reply, cost = recorded
+                    call.bill.reply_cost += paid
                 else:
                     with self._failed_calls.watch():
                         reply = await self._send(call)
-                    cost = member.price.of_call(reply.tokens_in, reply.tokens_out)
         except (EnvError, Resumable):
             # It counts as one call without tokens, because a resumed run may need more or fewer requests.
             call.bill.reply_cost += Spending(calls=1)
             member.counts["errors"] += 1
             raise
-        call.bill.reply_cost += cost
         if reply.label:
             member.counts[f"outcomes/{reply.label}"] += 1
         return reply
@@ -316,6 +315,7 @@ class Environment:
         else:
             member.counts["tokens_in"] += reply.tokens_in
             member.counts["tokens_out"] += reply.tokens_out
+            call.bill.reply_cost += cost
         call.bill.charged += cost
         self.budget.settle(estimate, cost)
         prompt = call.messages[-1]["content"]
