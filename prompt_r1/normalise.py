@@ -19,8 +19,9 @@ dropped:
     red,blue              red blue
     $5                    5
 
-All other marks are dropped, also brackets, "!", "|" and "%": "[0,1]" equals "(0,1)", and "5!" equals "5". In
-doubt a mark is kept: the hyphen of "F-16" could be the minus of "x-16", so "F-16" is not "F16".
+Commas, colons and semicolons become blanks. All other marks are dropped, also brackets, "!", "|" and "%":
+"[0,1]" equals "(0,1)", and "5!" equals "5". In doubt a mark is kept: the hyphen of "F-16" could be the minus
+of "x-16", so "F-16" is not "F16".
 """
 
 import re
@@ -52,9 +53,9 @@ WORD = (
     rf"{LETTER}{{2,}}"  # several letters
 )
 NUMBER = r"\.?\d[\d.]*"  # 5, 3.14, .5
-BEFORE_NUMBER = r"(?=\.?\d)"
-AFTER_OPERAND = r"(?<=[\w)}\]|])"
-BEFORE_OPERAND = r"(?=[-+.\w({\\|])"
+BEFORE_NUMBER = r"(?=\.?\d)"  # the place before a number
+AFTER_OPERAND = r"(?<=[\w)}\]|])"  # the place after an operand, such as x, 2x, (x+1) or |x|
+BEFORE_OPERAND = r"(?=[-+.\w({\\|])"  # the place before an operand, which may begin with a sign
 SIGN = "[-+<>≤≥≠]"  # signs and comparisons
 OPENING = r"[ ({\[]"  # a blank or an opening bracket
 
