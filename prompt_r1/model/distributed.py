@@ -178,8 +178,11 @@ def start_ranks(device: torch.device, layout: str, *, timeout: float = 3600.0) -
             ) from None
     elif sharded:  # FSDP needs a process group even for one rank.
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
-    ranks = Ranks(dist.get_rank() if count > 1 else 0, count, device)
-    return replace(ranks, mesh=_make_mesh(ranks, layout)) if sharded else ranks
+    rank = dist.get_rank() if count > 1 else 0
+    ranks = Ranks(rank, count, device)
+    if not sharded:
+        return ranks
+    return replace(ranks, mesh=_make_mesh(ranks, layout))
 
 
 def _make_mesh(ranks: Ranks, layout: str) -> DeviceMesh:
