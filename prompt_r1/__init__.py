@@ -44,8 +44,7 @@ from typing import TYPE_CHECKING
 from prompt_r1.errors import EnvError, FatalEnvError, LimitReached, UsageError
 
 if TYPE_CHECKING:  # Type checkers do not see what `__getattr__` imports.
-    from prompt_r1.pair.agent import Limits
-    from prompt_r1.pair.api import Pair, load
+    from prompt_r1.pair.api import Limits, Pair, load
     from prompt_r1.pair.dialogue import Piece
     from prompt_r1.types import Trajectory
 

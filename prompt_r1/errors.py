@@ -22,11 +22,7 @@ class QuestionTooLong(UsageError):
 
 
 class LimitReached(Exception):
-    """A question was given up, because going on might exceed one of its limits: "usd" or "seconds"."""
-
-    def __init__(self, limit: str, message: str) -> None:
-        super().__init__(message)
-        self.limit = limit
+    """A question was given up, because the next request might exceed its limit of dollars."""
 
 
 class Resumable(Exception):

@@ -153,6 +153,5 @@ class Bill:
         """Raise LimitReached if a request with this estimated cost may exceed the limit."""
         if self.charged.usd + estimate.usd > self.max_usd:
             raise LimitReached(
-                "usd",
-                f"the next request may exceed the limit of ${self.max_usd:g}; spent: ${self.charged.usd:.6f}",
+                f"the next request may exceed the limit of ${self.max_usd:g}; spent: ${self.charged.usd:.6f}"
             )

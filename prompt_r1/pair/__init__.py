@@ -6,7 +6,6 @@ In reading order:
     settings         the settings of infer.py and of the server, and their checks before torch is imported
     dialogue         show a game as text while it is played
     agent            a loaded agent; `play_question`, by which training, evaluation and people play games
-    loop_thread      an event loop in a thread, for code that is not asynchronous
     api              open a pair of agent and environment: `prompt_r1.load(…).ask("…")` and `stream`
     chat_format      OpenAI's chat completions: read a request, write a game or an error
     server           answer them over HTTP; chat.html is its page to chat with

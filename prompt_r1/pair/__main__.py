@@ -57,11 +57,10 @@ def _serve(chosen: ChosenPair[ServeConfig], listener: socket.socket) -> None:
     if not key and not is_local:
         raise UsageError(f"--host {config.host}: set a key in {KEY} to listen beyond this machine")
     # These import torch, which `--help` does not need.
-    from prompt_r1.pair.agent import Limits
-    from prompt_r1.pair.api import open_pair
+    from prompt_r1.pair.api import Limits, open_pair
     from prompt_r1.pair.server import ChatServer, uvicorn_server
 
-    pair = asyncio.run(open_pair(chosen))
+    pair = open_pair(chosen)
     chat = ChatServer(
         pair=pair,
         model_name=config.model_name,

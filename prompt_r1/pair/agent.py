@@ -1,10 +1,8 @@
 """Load an agent, and play one question with it: for training, evaluation and people."""
 
-import asyncio
-import math
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +13,7 @@ from prompt_r1.engine.model_check import check_model
 from prompt_r1.environments.budget import Bill
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.sources import Caller
-from prompt_r1.errors import LimitReached, QuestionTooLong, UsageError
+from prompt_r1.errors import QuestionTooLong
 from prompt_r1.model.loading import load_policy, load_tokenizer, vocabulary_of
 from prompt_r1.model.policy import Policy
 from prompt_r1.pair.dialogue import DialogueSplitter, OnPiece
@@ -114,29 +112,6 @@ class Sampling:
     top_p: float = 1.0
 
 
-@dataclass(frozen=True)
-class Limits:
-    """The most that one question may cost. None means no limit.
-
-    Dollars include requests without a reply that may be billed. A game of N turns makes at most N - 1 calls.
-    `turns` can only lower the agent's own limit, which is --max-turns or the limit of its training. With 0
-    seconds or less, the time is over at once. Raises UsageError for a limit that no game can keep.
-    """
-
-    turns: int | None = None
-    usd: float | None = None
-    seconds: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.turns is not None and self.turns < 1:
-            raise UsageError("Limits(turns=…) must be 1 or more")
-        if self.usd is not None and not self.usd > 0:  # also for NaN
-            raise UsageError("Limits(usd=…) must be above 0")
-
-
-NO_LIMITS = Limits()
-
-
 async def play_question(
     agent: Agent,
     environment: Environment,
@@ -145,18 +120,18 @@ async def play_question(
     *,
     sample: int = 0,
     epoch: int = 0,
-    limits: Limits = NO_LIMITS,
+    bill: Bill | None = None,
     on_piece: OnPiece | None = None,
 ) -> Trajectory:
     """Play one game of a question, for training, evaluation and people. Many games may run at once.
 
     `sample` (the game in its group) and `epoch` (from 0) identify the game: an environment that samples its
-    replies gives each game a reply of its own. Raises LimitReached when the time is over, and before a
-    request that may exceed the dollars.
+    replies gives each game a reply of its own. The calls are added to `bill`, which may have a limit:
+    LimitReached is raised before a request that may exceed it.
     """
     begin = time.perf_counter()
     caller = Caller(question.id, sample, epoch)
-    bill = Bill(max_usd=math.inf if limits.usd is None else limits.usd)
+    bill = bill or Bill()
     splitter = None if on_piece is None else DialogueSplitter(agent.codec.turn_text, on_piece)
 
     async def ask(messages: list[Message]) -> str:
@@ -165,24 +140,15 @@ async def play_question(
             splitter.add_reply(reply.text)
         return reply.text
 
-    settings = agent.game
-    if limits.turns is not None:
-        settings = replace(settings, max_turns=min(limits.turns, settings.max_turns))
-    try:
-        async with asyncio.timeout(limits.seconds) as deadline:
-            with agent.engine.new_sequence() as sequence:
-                generate = partial(
-                    agent.engine.generate,
-                    sequence=sequence,
-                    temperature=sampling.temperature,
-                    top_p=sampling.top_p,
-                    watch=None if splitter is None else splitter.add_token,
-                )
-                trajectory = await play(question, generate, ask, agent.codec, settings, seed=sampling.seed)
-    except TimeoutError:
-        if not deadline.expired():  # A network disk that is gone raises TimeoutError too (ETIMEDOUT).
-            raise
-        raise LimitReached("seconds", f"no answer within the limit of {limits.seconds:g} s") from None
+    with agent.engine.new_sequence() as sequence:
+        generate = partial(
+            agent.engine.generate,
+            sequence=sequence,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            watch=None if splitter is None else splitter.add_token,
+        )
+        trajectory = await play(question, generate, ask, agent.codec, agent.game, seed=sampling.seed)
     if splitter is not None:
         splitter.end_turn()
     trajectory.spent = bill.reply_cost

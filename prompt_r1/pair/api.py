@@ -7,35 +7,47 @@
 """
 
 import asyncio
+import math
 import queue
+import threading
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from prompt_r1.chat_template import encodable
-from prompt_r1.environments.budget import FREE, check_usd_limit
+from prompt_r1.environments.budget import FREE, Bill, check_usd_limit
 from prompt_r1.environments.check import check_servers
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.own import Answering
 from prompt_r1.environments.specs import open_environment, open_own
 from prompt_r1.errors import EnvError, UsageError
 from prompt_r1.model.machine import pick_device, use_threads
-from prompt_r1.pair.agent import (
-    NO_LIMITS,
-    Agent,
-    Limits,
-    Sampling,
-    check_question_length,
-    load_agent,
-    load_codec,
-    play_question,
-)
+from prompt_r1.pair.agent import Agent, Sampling, check_question_length, load_agent, play_question
 from prompt_r1.pair.dialogue import OnPiece, Piece
-from prompt_r1.pair.loop_thread import LoopThread, result_of
 from prompt_r1.pair.named_agent import resolve_agent
 from prompt_r1.pair.settings import AnyPairConfig, ChosenPair, PairConfig, choose_pair
 from prompt_r1.settings.fields import NOT_NEGATIVE, check_number
 from prompt_r1.types import Question, Trajectory
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The most that one question may cost. None means no limit.
+
+    Dollars include requests without a reply that may be billed. Raises UsageError for dollars that are not
+    above 0.
+    """
+
+    usd: float | None = None
+    seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.usd is not None and not self.usd > 0:  # also for NaN
+            raise UsageError("Limits(usd=…) must be above 0")
+
+
+NO_LIMITS = Limits()
 
 
 @dataclass(frozen=True)
@@ -60,24 +72,23 @@ class AsyncPair:
     ) -> Trajectory:
         """Play one game within limits, with the pair's seed and temperature unless others are given.
 
-        Raises QuestionTooLong, LimitReached, and what `Environment.ask` raises except EnvError: after a
-        failed call, the game's `stop` is "env_error".
+        Raises QuestionTooLong, LimitReached before a request that may exceed the dollars, TimeoutError when
+        the time is over, and what `Environment.ask` raises except EnvError: after a failed call, the game's
+        `stop` is "env_error".
         """
         agent = self.agent
         text = encodable(text)
         # In a thread, because a long text takes seconds to encode, and other games wait for this event loop.
         await asyncio.to_thread(check_question_length, text, agent.codec, agent.game)
-        return await play_question(
-            agent,
-            self.environment,
-            asked_question(text),
-            Sampling(
-                seed=str(self.seed if seed is None else seed),
-                temperature=self.temperature if temperature is None else temperature,
-            ),
-            limits=limits,
-            on_piece=on_piece,
+        sampling = Sampling(
+            seed=str(self.seed if seed is None else seed),
+            temperature=self.temperature if temperature is None else temperature,
         )
+        bill = Bill(max_usd=math.inf if limits.usd is None else limits.usd)
+        async with asyncio.timeout(limits.seconds):
+            return await play_question(
+                agent, self.environment, asked_question(text), sampling, bill=bill, on_piece=on_piece
+            )
 
 
 def asked_question(text: str) -> Question:
@@ -91,23 +102,23 @@ def raise_for_env_error(game: Trajectory) -> None:
         raise EnvError(game.error)
 
 
-async def open_pair(chosen: ChosenPair[AnyPairConfig]) -> AsyncPair:
-    """Open an agent and its environment, and check both before a large agent is loaded.
+def open_pair(chosen: ChosenPair[AnyPairConfig]) -> AsyncPair:
+    """Open an environment and its agent. The environment is checked before a large agent is loaded.
 
-    Loading the agent blocks the event loop. From now on torch computes in as many threads as in the agent's
-    training, or in fewer if there are fewer cores. Raises UsageError if the pair cannot play.
+    From now on torch computes in as many threads as in the agent's training, or in fewer if there are fewer
+    cores. Raises UsageError if the pair cannot play.
     """
     config, named = chosen.config, chosen.agent.built()
     seed = named.config.seed if config.seed is None else config.seed
     device = pick_device(config.device)
     use_threads(of_agent=named.config.threads)
-    # The tokenizer is loaded first, so that a missing agent is reported before a missing key.
-    load_codec(named.path, named.config)
     if chosen.own is None:
         environment = open_environment(config.env, config, trusted=chosen.trusted, seed=seed, device=device)
     else:
         environment = open_own(chosen.own, config, seed=seed)
-    await check_servers(environment)
+    # In a thread of its own, because an event loop may run in this one, as in a notebook.
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        thread.submit(asyncio.run, check_servers(environment)).result()
     agent = load_agent(named.path, named.config, device)
     about = named.describe(environment=environment.name, seed=seed)
     return AsyncPair(agent, environment, seed, config.temperature, str(named.path), about)
@@ -120,19 +131,28 @@ class Pair:
     another loop runs, as in a notebook, and the games of several threads share the batch of the engine.
     """
 
-    def __init__(self, pair: AsyncPair, loop: LoopThread) -> None:
+    def __init__(self, pair: AsyncPair) -> None:
         self.environment = pair.environment.name
         self._pair = pair
-        self._loop = loop
+        self._loop = asyncio.new_event_loop()
+        # A program does not wait for a daemon thread at its end.
+        self._thread = threading.Thread(target=self._loop.run_forever, name="prompt-r1", daemon=True)
+        self._thread.start()
+        # A game that started while the loop is being stopped would never end.
+        self._lock = threading.Lock()
 
     def ask(self, question: str, *, limits: Limits = NO_LIMITS) -> Trajectory:
         """Play one game, and return it with its `answer`, `turns`, `spent` and `seconds`.
 
         The answer is None if the game ended without one. Raises EnvError if the environment failed,
-        LimitReached, and UsageError for an empty question, a limit that cannot be kept, or a closed pair.
+        LimitReached before a request that may exceed the dollars, TimeoutError when the time is over, and
+        UsageError for a limit that cannot be kept, or a closed pair.
         """
-        self._check(question, limits)
-        game = self._loop.run(self._pair.play(question, limits=limits))
+        playing = self._start(question, limits)
+        try:
+            game = playing.result()
+        finally:
+            playing.cancel()  # after Ctrl-C; it has no effect on a game that has ended
         raise_for_env_error(game)
         return game
 
@@ -141,37 +161,50 @@ class Pair:
 
         The game begins with the first piece that is read. Closing the iterator cancels the game.
         """
-        self._check(question, limits)
         pieces: queue.SimpleQueue[Piece | None] = queue.SimpleQueue()
-        playing = self._loop.start(self._pair.play(question, limits=limits, on_piece=pieces.put))
+        playing = self._start(question, limits, on_piece=pieces.put)
         playing.add_done_callback(lambda _: pieces.put(None))
         try:
             while (piece := pieces.get()) is not None:
                 yield piece
-            game = result_of(playing)
+            game = playing.result()
             raise_for_env_error(game)
             yield game
         finally:
-            playing.cancel()  # has no effect on a game that has ended
+            playing.cancel()
 
-    def _check(self, question: object, limits: Limits) -> None:
-        """Raise UsageError for an empty question, and for a limit of dollars that cannot be kept."""
-        if not isinstance(question, str):
-            raise UsageError(f"the question must be a text, not {type(question).__name__}")
-        if not question.strip():
-            raise UsageError("the question is empty")
-        if limits.usd is None:
-            return
-        members = self._pair.environment.members
-        check_usd_limit(
-            "Limits(usd=…)",
-            [member.price for member in members],
-            [member.source.reply_limit for member in members if member.price != FREE],
-        )
+    def _start(self, question: str, limits: Limits, on_piece: OnPiece | None = None) -> Future[Trajectory]:
+        """Start a game in the loop. Raises UsageError for dollars without a price, and for a closed pair."""
+        if limits.usd is not None:
+            members = self._pair.environment.members
+            check_usd_limit(
+                "Limits(usd=…)",
+                [member.price for member in members],
+                [member.source.reply_limit for member in members if member.price != FREE],
+            )
+        with self._lock:
+            if self._loop.is_closed():
+                raise UsageError("this pair is closed: load it again")
+            game = self._pair.play(question, limits=limits, on_piece=on_piece)
+            return asyncio.run_coroutine_threadsafe(game, self._loop)
 
     def close(self) -> None:
         """Cancel the games, close the connections, and end the thread. The pair cannot be used afterwards."""
-        self._loop.close(self._pair.environment.close).result()
+        with self._lock:
+            if self._loop.is_closed():
+                return
+            asyncio.run_coroutine_threadsafe(self._end_games(), self._loop).result()
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+    async def _end_games(self) -> None:
+        games = asyncio.all_tasks() - {asyncio.current_task()}
+        for game in games:
+            game.cancel()
+        await asyncio.gather(*games, return_exceptions=True)
+        # No call runs any more, so the connections can be closed.
+        await self._pair.environment.close()
 
     def __enter__(self) -> "Pair":
         return self
@@ -189,6 +222,7 @@ def load(
     max_env_usd: float = 0.0,
     seed: int | None = None,
     temperature: float = 0.0,
+    max_turns: int = 0,
     device: str = "auto",
 ) -> Pair:
     """Load an agent and open its environment.
@@ -207,20 +241,17 @@ def load(
         max_env_usd=max_env_usd,
         seed=seed,
         temperature=temperature,
+        max_turns=max_turns,
         device=device,
     )
     # The ranges of the flags.
     check_number("max_env_usd", max_env_usd, NOT_NEGATIVE)
     check_number("temperature", temperature, NOT_NEGATIVE)
-    named = resolve_agent(config.agent)
+    check_number("max_turns", max_turns, NOT_NEGATIVE)
+    named = resolve_agent(config.agent, max_turns=max_turns)
     if isinstance(env, str):
         # Of the settings that a pair takes from the agent's training, only env_args is an argument of `load`.
         chosen = choose_pair(config, ["env_args"] if env_args else [], named)
     else:
         chosen = ChosenPair(named, config, own=env)
-    loop = LoopThread()
-    try:
-        return Pair(loop.run(open_pair(chosen)), loop)
-    except BaseException:
-        loop.close()
-        raise
+    return Pair(open_pair(chosen))

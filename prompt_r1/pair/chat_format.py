@@ -43,8 +43,8 @@ def failure_of(error: Exception) -> Failure:
     match error:
         case QuestionTooLong():
             return Failure(400, "context_length_exceeded", message)
-        case LimitReached(limit="seconds"):
-            return Failure(504, "time_limit", message)
+        case TimeoutError():
+            return Failure(504, "time_limit", "no answer within the server's limit of seconds")
         case LimitReached() | OutOfBudget():
             return Failure(402, "budget_exhausted", message)
         case AgentUnusable() | UsageError():

@@ -30,8 +30,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from prompt_r1.pair.agent import Limits
-from prompt_r1.pair.api import AsyncPair, raise_for_env_error
+from prompt_r1.pair.api import AsyncPair, Limits, raise_for_env_error
 from prompt_r1.pair.chat_format import (
     Body,
     ChatRequest,

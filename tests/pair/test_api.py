@@ -1,7 +1,6 @@
 """Asking a pair from Python: answers, streams, limits, one's own environment, and a running event loop."""
 
 import asyncio
-import errno
 import json
 import random
 import shutil
@@ -10,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -23,7 +22,6 @@ from prompt_r1.environments.own import OwnSource
 from prompt_r1.environments.sources import Busy, Caller, Refused, Reply, Source
 from prompt_r1.pair.agent import Sampling, play_question
 from prompt_r1.pair.api import Pair
-from prompt_r1.pair.loop_thread import LoopThread
 from prompt_r1.pair.named_agent import GAME_FILE
 from prompt_r1.settings.fields import write_yaml
 from prompt_r1.settings.train import TrainConfig
@@ -52,7 +50,7 @@ def pair_of(
     environment: Environment | None = None, *, agent: EchoAgent | None = None, **options: float
 ) -> Pair:
     """An echoing agent with a shouting environment, unless others are given, in a thread of its own."""
-    return Pair(echo_pair(agent, environment, **options), LoopThread())
+    return Pair(echo_pair(agent, environment, **options))
 
 
 def loop_threads() -> set[threading.Thread]:
@@ -124,24 +122,13 @@ def test_a_failed_environment_raises_for_its_question_alone():
         assert pair.ask("good?").answer == "fine"
 
 
-@pytest.mark.parametrize(
-    ("limits", "turns", "calls"),
-    [({}, 4, 3), ({"turns": 20}, 4, 3), ({"turns": 2}, 2, 1), ({"turns": 1}, 1, 0)],
-)
-def test_limits_on_turns_and_calls_end_the_game_without_an_answer(limits, turns, calls, pair):
-    answer = pair.ask("9: more than it may", limits=prompt_r1.Limits(**limits))
-    assert (answer.answer, answer.stop) == (None, "max_turns")
-    assert (len(answer.turns), answer.spent.calls) == (turns, calls)
-
-
 def test_a_call_that_may_exceed_the_limit_in_dollars_is_not_made():
     with pair_of(paid_environment()) as pair:
-        with pytest.raises(prompt_r1.LimitReached, match=r"the limit of \$0.04; spent: \$0.02") as reached:
+        with pytest.raises(prompt_r1.LimitReached, match=r"the limit of \$0.04; spent: \$0.02"):
             pair.ask("2: a", limits=prompt_r1.Limits(usd=0.04))
         assert pair._pair.environment.budget.spent.usd == pytest.approx(0.02)
         with pytest.raises(prompt_r1.LimitReached, match=r"the limit of \$0.04; spent: \$0.02"):
             list(pair.stream("2: a", limits=prompt_r1.Limits(usd=0.04)))
-    assert reached.value.limit == "usd"
 
 
 def test_a_limit_in_dollars_without_a_price_is_refused(pair):
@@ -195,7 +182,7 @@ def test_a_game_that_takes_too_long_is_cancelled(seconds):
     """A caller may compute what is left of its own time, and nothing may be left."""
     agent = EchoAgent(seconds=5)
     with pair_of(agent=agent) as pair:
-        with pytest.raises(prompt_r1.LimitReached, match=rf"limit of {seconds} s"):
+        with pytest.raises(TimeoutError):
             pair.ask(QUESTION, limits=prompt_r1.Limits(seconds=seconds))
         assert agent.running == 0
 
@@ -233,8 +220,9 @@ def test_load_passes_its_settings_to_the_agent_and_to_every_call(folder):
     with prompt_r1.load(folder, device="cpu", seed=-3) as pair:
         assert pair._pair.seed == -3
     given = {"env": "mini-b", "seed": 0, "temperature": 0.25}
-    given |= {"env_price": "1,2", "max_env_usd": 0.5, "env_args": '{"max_tokens": 64}'}
+    given |= {"env_price": "1,2", "max_env_usd": 0.5, "env_args": '{"max_tokens": 64}', "max_turns": 2}
     with prompt_r1.load(folder, device="cpu", **given) as pair:
+        assert pair._pair.agent.game.max_turns == 2
         assert (pair._pair.seed, pair._pair.temperature, pair.environment) == (0, 0.25, "mini-b")
         assert pair._pair.environment.budget.max_usd == 0.5
     check_ended(before)
@@ -279,14 +267,6 @@ def test_an_environment_that_cannot_play_is_reported_before_the_weights_are_load
     with pytest.raises(prompt_r1.FatalEnvError, match=r"http://127\.0\.0\.1:9/v1: no server"):
         prompt_r1.load(folder, env="m@http://127.0.0.1:9/v1")
     check_ended(before)
-
-
-def test_an_agent_without_a_tokenizer_is_reported_before_the_environment_is_opened(folder, monkeypatch):
-    """An environment of hf:DIR is a large model, which would be loaded for nothing."""
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    (folder / "tokenizer.json").write_text("{}")
-    with pytest.raises(prompt_r1.UsageError, match="no tokenizer at"):
-        prompt_r1.load(folder, env="needs-a-key")
 
 
 def test_the_package_imports_nothing_slow_until_a_name_is_used():
@@ -336,20 +316,8 @@ def test_the_calls_on_the_bill_of_a_game_are_its_replies_and_the_call_that_faile
     assert environment.take_metrics()["env/reused"] > 0
 
 
-def test_a_timeout_of_a_network_disk_is_not_the_time_limit_of_a_question():
-    """A bug: `OSError(ETIMEDOUT)` is a TimeoutError, and was taken for the limit, which may be None."""
-
-    class Unwritable:
-        async def ask(self, *arguments):
-            raise OSError(errno.ETIMEDOUT, "the journal cannot be written")
-
-    asked = Question("q", "d", "a", ("a",))
-    with pytest.raises(TimeoutError, match="the journal cannot be written"):
-        asyncio.run(play_question(EchoAgent(), Unwritable(), asked, Sampling("0")))
-
-
 def test_a_game_that_runs_when_its_pair_is_closed_is_cancelled():
-    """The thread that waited for it waited forever, and later got an error without a text."""
+    """A bug: the thread that waited for it waited forever."""
     agent = EchoAgent(seconds=600)
     pair = pair_of(agent=agent)
     with ThreadPoolExecutor() as threads:
@@ -358,7 +326,7 @@ def test_a_game_that_runs_when_its_pair_is_closed_is_cancelled():
             time.sleep(0.01)
         pair.close()
         for asked in waiting:
-            with pytest.raises(prompt_r1.UsageError, match="closed while it played"):
+            with pytest.raises(CancelledError):
                 asked.result(timeout=30)
     assert agent.running == 0
 
@@ -392,7 +360,7 @@ def test_games_are_cancelled_before_the_connections_of_their_calls_are_closed():
         while not source.running:
             time.sleep(0.01)
         pair.close()
-        with pytest.raises(prompt_r1.UsageError, match="closed while it played"):
+        with pytest.raises(CancelledError):
             asked.result(timeout=30)
     assert source.running_at_close == 0
 
@@ -405,37 +373,16 @@ def stream(pair: Pair, question: object, **options: object) -> None:
     list(pair.stream(question, **options))
 
 
-@pytest.mark.parametrize("asked", [ask, stream])
-@pytest.mark.parametrize(
-    ("question", "sentence"),
-    [
-        ("", "the question is empty"),
-        (" \n", "the question is empty"),
-        (None, "must be a text, not NoneType"),
-        (b"Who?", "must be a text, not bytes"),
-    ],
-)
-def test_what_is_no_question_is_refused(asked, question, sentence, pair):
-    """An empty question was played, and None was an AttributeError."""
-    with pytest.raises(prompt_r1.UsageError, match=sentence):
-        asked(pair, question)
+@pytest.mark.parametrize("usd", [float("nan"), 0.0, -1.0])
+def test_a_limit_of_dollars_that_no_game_can_keep_is_refused(usd):
+    """A bug: no cost is above NaN."""
+    with pytest.raises(prompt_r1.UsageError, match=r"usd=…. must be above 0"):
+        prompt_r1.Limits(usd=usd)
 
 
 @pytest.mark.parametrize(
-    ("limits", "sentence"),
-    [
-        ({"turns": 0}, "turns=…. must be 1 or more"),
-        *[({"usd": usd}, "usd=…. must be above 0") for usd in (float("nan"), 0.0, -1.0)],
-    ],
-)
-def test_a_limit_that_no_game_can_keep_is_refused(limits, sentence):
-    """Bugs: without a turn, a game ended without a reason; and no cost is above NaN."""
-    with pytest.raises(prompt_r1.UsageError, match=sentence):
-        prompt_r1.Limits(**limits)
-
-
-@pytest.mark.parametrize(
-    "arguments", [{"temperature": -1.0}, {"max_env_usd": float("nan")}, {"max_env_usd": -1.0}]
+    "arguments",
+    [{"temperature": -1.0}, {"max_turns": -1}, {"max_env_usd": float("nan")}, {"max_env_usd": -1.0}],
 )
 def test_load_refuses_numbers_that_the_flags_refuse(arguments):
     """A bug: the flags' ranges were not checked, and a limit of NaN dollars never ended a run."""

@@ -1,6 +1,5 @@
 """The names of agents: which one plays is always said, and a missing one by its own cause."""
 
-import asyncio
 import os
 from pathlib import Path
 
@@ -88,5 +87,5 @@ def test_a_mini_agent_plays_in_one_thread_and_a_real_one_in_those_of_torch(
     monkeypatch.setattr("prompt_r1.model.machine.usable_cores", lambda: 2)
     monkeypatch.setattr("prompt_r1.model.machine.TORCH_THREADS", 2)
     named = NamedAgent(asking_agent, preset_config(name), start=name)
-    asyncio.run(open_pair(ChosenPair(named, PairConfig(env="mini"))))
+    open_pair(ChosenPair(named, PairConfig(env="mini")))
     assert torch.get_num_threads() == threads

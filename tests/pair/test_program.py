@@ -14,7 +14,7 @@ import pytest
 
 from prompt_r1.errors import UsageError
 from prompt_r1.pair.__main__ import KEY, main
-from prompt_r1.pair.agent import Limits
+from prompt_r1.pair.api import Limits
 from prompt_r1.pair.settings import read_pair
 from tests.support.exports import save_playable_run
 from tests.support.paths import ROOT
@@ -53,7 +53,7 @@ def test_the_server_has_the_limits_of_its_flags(asking_agent, monkeypatch):
             main((line + flags).split())
     made = [call.kwargs for call in server.call_args_list]
     assert [settings["model_name"] for settings in made] == ["prompt-r1", "m"]
-    assert [settings["limits"] for settings in made] == [Limits(None, None, 300.0), Limits(None, 0.5, 7.0)]
+    assert [settings["limits"] for settings in made] == [Limits(None, 300.0), Limits(0.5, 7.0)]
     assert [settings["key"] for settings in made] == ["", ""]
 
 

@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from prompt_r1.errors import EnvError
-from prompt_r1.pair.agent import Limits
+from prompt_r1.pair.api import Limits
 from tests.support.echo_agent import EchoAgent, paid_environment
 from tests.support.pair_server import chat_server, echo_pair, serving_pair
 from tests.support.providers import environment_of
@@ -244,7 +244,7 @@ def test_each_game_is_logged_as_one_line(monkeypatch, caplog):
     monkeypatch.setenv("PROMPT_R1_API_KEY", "a-long-server-key")
     caplog.set_level(logging.INFO, "prompt_r1.pair.server")
     broken = environment_of(Failing(EnvError("a-long-server-key\n\x1b[2J")))
-    with serving_pair(chat_server(limits=Limits(turns=1))) as url:
+    with serving_pair(chat_server(echo_pair(EchoAgent(max_turns=1)))) as url:
         ask(url)
         ask(url, stream=True)
     with serving_pair(chat_server(echo_pair(environment=broken))) as url:
@@ -299,7 +299,7 @@ def connect(url: str) -> socket.socket:
 
 
 def test_no_question_makes_more_calls_than_the_server_allows():
-    with serving_pair(chat_server(limits=Limits(turns=3))) as url:
+    with serving_pair(chat_server(echo_pair(EchoAgent(max_turns=3)))) as url:
         reply = ask(url, "9: more than it may").json()
     assert reply["usage"]["environment"]["calls"] == 2
     choice = reply["choices"][0]

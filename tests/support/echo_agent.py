@@ -16,8 +16,6 @@ from tests.support import tiny
 from tests.support.methods import PricedSource
 from tests.support.tiny import think
 
-GAME = GameSettings(max_turns=4, max_tokens=4000, max_new=2000, max_reply_tokens=0)
-
 
 class EchoAgent:
     """Asks the environment the question itself, and answers with its last reply.
@@ -25,10 +23,10 @@ class EchoAgent:
     A question "N: …" is asked N times before the answer. As with the engine, `watch` gets each token.
     """
 
-    def __init__(self, *, seconds: float = 0.0) -> None:
+    def __init__(self, *, seconds: float = 0.0, max_turns: int = 4) -> None:
         self.engine = self
         self.codec = Codec(tiny.tokenizer(), INSTRUCTIONS["short"])
-        self.game = GAME
+        self.game = GameSettings(max_turns=max_turns, max_tokens=4000, max_new=2000, max_reply_tokens=0)
         self.seconds = seconds  # of a turn
         self.running = self.peak = 0
         self.sampled_with: list[tuple[str, float, float]] = []  # seed, temperature and top-p of each turn

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from typing import cast
 
 from prompt_r1.environments.environment import Environment
-from prompt_r1.pair.agent import Agent, Limits
-from prompt_r1.pair.api import AsyncPair
+from prompt_r1.pair.agent import Agent
+from prompt_r1.pair.api import AsyncPair, Limits
 from prompt_r1.pair.server import ChatServer, uvicorn_server
 from tests.support.echo_agent import EchoAgent, Shouting
 from tests.support.providers import environment_of
