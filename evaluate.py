@@ -98,7 +98,7 @@ async def ask_system(
     account: Account,
     file: PredictionFile,
 ) -> None:
-    """Make a system's method, answer all questions concurrently, and write each answer at once.
+    """Make a system's method, answer all questions concurrently, and write each answer when it is there.
 
     If a call fails, the error is recorded in place of the answer. Any other error cancels the other questions
     and is raised.

@@ -29,13 +29,9 @@ class SentenceEncoder:
             self.tokenizer = AutoTokenizer.from_pretrained(source, **local)
             model = AutoModel.from_pretrained(source, use_safetensors=True, dtype=torch.float32, **local)
         except (OSError, ValueError, KeyError) as error:
-            if source == REPOSITORY:
-                raise UsageError(
-                    f"SSim needs the encoder {REPOSITORY}, which is not on this machine: `hf download "
-                    f"{REPOSITORY}`, or give its folder with --ssim-model DIR"
-                ) from None
             raise UsageError(
-                f"--ssim-model {source}: cannot be loaded as an encoder ({str(error)[:200]})"
+                f"--ssim-model: {source} cannot be loaded as an encoder of sentences; `hf download "
+                f"{REPOSITORY}` fetches one, which --ssim-model auto finds ({str(error)[:200]})"
             ) from None
         if any("CausalLM" in name for name in model.config.architectures or ()):
             raise UsageError(f"--ssim-model {source}: a causal language model, no encoder of sentences")
