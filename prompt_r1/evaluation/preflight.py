@@ -144,18 +144,17 @@ def choose_systems(
             raise UsageError(problem)
         if problem:  # --tables and the default leave out what cannot be served.
             continue
-        system = named
-        if agent is not None and METHODS[named.method].agent == "start":
-            agent = agent.before_training()
-            system = replace(named, agent=agent.start)
-            # Several agents may have started from one model, which is then evaluated once.
-            first = systems.get(system)
-            if first is not None and game_of(first) != game_of(agent):
-                raise UsageError(
-                    f"{named.agent} begins with the agent {agent.start}, and so does another --agent, but "
-                    "their games differ: evaluate them one by one, each with its own --out"
-                )
-        systems.setdefault(system, agent)
+        if agent is None or METHODS[named.method].agent != "start":
+            systems[named] = agent
+            continue
+        # Several agents may have started from one model. It is evaluated once, so it must play one game.
+        start = agent.before_training()
+        first = systems.setdefault(replace(named, agent=start.start), start)
+        if first is not None and game_of(first) != game_of(start):
+            raise UsageError(
+                f"{named.agent} begins with the agent {start.start}, and so does another --agent, but their "
+                "games differ: evaluate them one by one, each with its own --out"
+            )
     return systems
 
 
