@@ -51,11 +51,6 @@ class Means:
     rates: dict[str, Rate]  # metric → mean, if the metric was measured
     counts: dict[str, float]  # reward, turns, calls, … (see `counts_of`) → mean per answer, if it is known
 
-    @property
-    def tokens(self) -> float:
-        """The mean number of tokens of an answer, in both directions."""
-        return self.counts.get("tokens_in", 0) + self.counts.get("tokens_out", 0)
-
     def as_json(self) -> dict[str, float]:
         """One flat object, the form of results.json."""
         row: dict[str, float] = {"n": self.n, "errors": self.errors}

@@ -70,7 +70,8 @@ def cells_of(means: Means, results: Results, *, with_interval: Collection[str]) 
         cells[label] = rate_text(means.rates.get(metric), interval=metric in with_interval)
     for name in ("format", "turns", "calls"):
         cells[name] = f"{means.counts[name]:.2f}" if name in means.counts else UNKNOWN
-    cells["tokens"] = f"{means.tokens:,.0f}"
+    tokens = means.counts.get("tokens_in", 0) + means.counts.get("tokens_out", 0)
+    cells["tokens"] = f"{tokens:,.0f}"
     cells["$"] = f"{means.counts.get('usd', 0):.2g}"
     return cells
 
