@@ -1,16 +1,10 @@
 """`evaluate.py --dry-run`: estimate the calls, tokens and dollars of each method, without a call.
 
 Calls and games cost what training/dry_run.py assumes. A search makes as many calls as its limit allows or,
-without a limit, as its authors' code makes. Its texts are longer:
-
-    tokens                                likely   high
-    of the prompt before a question          100   2,000
-    that the optimiser reads               1,000   20,000
-    that the optimiser writes                250   2,000
+without a limit, as its authors' code makes.
 """
 
 import math
-from dataclasses import dataclass
 
 from prompt_r1.environments.asking import request_of
 from prompt_r1.environments.sources import limit_in
@@ -25,17 +19,10 @@ from prompt_r1.spending import Spending
 from prompt_r1.training.dry_run import Case, Estimate, cases_of, mean_bytes, shown_estimate
 from prompt_r1.types import GameSettings
 
-
-@dataclass(frozen=True)
-class SearchTexts:
-    """Lengths of a search's texts, in tokens."""
-
-    prompt: int  # the prompt before each question
-    request: int  # what the optimiser reads
-    reply: int  # what the optimiser writes
-
-
-SEARCH_TEXTS = {"likely": SearchTexts(100, 1000, 250), "high": SearchTexts(2000, 20_000, 2000)}
+# Tokens of the texts of a search, in the two cases:
+PROMPT = {"likely": 100, "high": 2000}  # the prompt before each question
+OPTIMIZER_READS = {"likely": 1000, "high": 20_000}
+OPTIMIZER_WRITES = {"likely": 250, "high": 2000}
 # In the high estimate, half of all calls go to the optimiser. This happens if most of its proposals cannot be
 # used, because then the environment is not asked.
 HIGHEST_SHARE = 0.5
@@ -63,25 +50,23 @@ def cases_of_system(evaluation: Evaluation, system: System) -> list[Case]:
 
 def cost_of(evaluation: Evaluation, system: System, case: Case) -> Spending:
     """What the answers of a system cost in one case, with the preparation of its method."""
+    questions = evaluation.questions
     answers = len(evaluation.repeats)
     system_message = evaluation.environments[system.environment].env_system
     request = request_of(system.environment)
-
-    def cost_of_calls(text: str, *, more: int = 0) -> Spending:
-        """The cost of a call for each answer, with the question, `text`, and `more` tokens."""
-        return case.direct_call(evaluation.questions, text, more=more) * answers
-
     method = METHODS[system.method]
     if method.ask is direct:
-        return cost_of_calls(system_message + request)
+        return case.direct_call(questions, system_message + request) * answers
     if method.ask is think_then_answer:
-        thoughts = cost_of_calls(system_message + STEP_BY_STEP)
-        second = system_message + STEP_BY_STEP + EXTRACT + request
-        return thoughts + cost_of_calls(second, more=case.reply)  # It sends the first reply again.
+        first_text = system_message + STEP_BY_STEP
+        first = case.direct_call(questions, first_text)
+        # The second call sends the first reply again.
+        second = case.direct_call(questions, first_text + EXTRACT + request, more=case.reply)
+        return (first + second) * answers
     if method.algorithm is not None:
-        prompt = SEARCH_TEXTS[case.name].prompt  # It takes the place of the system message.
-        searches = cost_of_searches(evaluation, system, case, method.algorithm)
-        return cost_of_calls(request, more=prompt) + searches
+        # The prompt takes the place of the system message.
+        call = case.direct_call(questions, request, more=PROMPT[case.name])
+        return call * answers + cost_of_searches(evaluation, system, case, method.algorithm)
     games = answers
     if method.fine_tuned_on == "own games":
         calls_to_learn_from = evaluation.config.optimize_calls or CALLS
@@ -91,15 +76,15 @@ def cost_of(evaluation: Evaluation, system: System, case: Case) -> Spending:
 
 def cost_of_searches(evaluation: Evaluation, system: System, case: Case, algorithm: Algorithm) -> Spending:
     """What the searches of a system cost in one case."""
-    spent = Spending()
-    texts = SEARCH_TEXTS[case.name]
     request = request_of(system.environment)
     optimizer = evaluation.config.optimizer_env or system.environment
     price_of_optimizer = evaluation.prices[optimizer.split(",")[0]]
+    optimizer_call = price_of_optimizer.of_call(OPTIMIZER_READS[case.name], OPTIMIZER_WRITES[case.name])
     calls = evaluation.config.optimize_calls or algorithm.authors_calls
     share = algorithm.optimizer_share if case.name == "likely" else HIGHEST_SHARE
     optimizer_calls = round(calls * share)
+    spent = Spending()
     for data in evaluation.searches.values():
-        spent += case.direct_call(data.train, request, more=texts.prompt) * (calls - optimizer_calls)
-        spent += price_of_optimizer.of_call(texts.request, texts.reply) * optimizer_calls
+        call = case.direct_call(data.train, request, more=PROMPT[case.name])
+        spent += call * (calls - optimizer_calls) + optimizer_call * optimizer_calls
     return spent
