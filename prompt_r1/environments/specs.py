@@ -113,11 +113,13 @@ def check_environment(
     trusted: Collection[str],
     prices: Mapping[str, Price] | None = None,
 ) -> list[OpenSource]:
-    """Check a SPEC and its settings. Returns a function for each name, which opens its source.
+    """Check a SPEC and its settings. Returns the functions that open the sources of its names.
 
     `prices`, by the names of environments, replaces --env-price. Raises UsageError for wrong settings, for
-    names that stand for no environment, and for a server of this machine that does not listen. Nothing here
-    imports torch or loads a model, so the user hears of an error at once.
+    names that stand for no environment, and for a server of this machine that does not listen.
+
+    Nothing here imports torch or loads a model. So the programs call this function first, to report an error
+    at once.
     """
     names = spec.split(",")
     if prices is None:
@@ -152,15 +154,18 @@ def find_source(
             from prompt_r1.environments.local import load_local  # It imports torch.
 
             assert device is not None, f"{name} needs a device"
-            slots = config.env_concurrency
             return load_local(
-                name, fields=fields, system=config.env_system, seed=seed, slots=slots, device=device
+                name,
+                fields=fields,
+                system=config.env_system,
+                seed=seed,
+                slots=config.env_concurrency,
+                device=device,
             )
 
         return open_local
 
-    # It is imported here, because other environments need no HTTP.
-    from prompt_r1.environments.endpoint import endpoint_of
+    from prompt_r1.environments.endpoint import endpoint_of  # Other environments need no HTTP.
 
     gets_key = form == "model" or name in trusted
     key = os.environ.get("OPENAI_API_KEY", "") if gets_key else ""
@@ -198,8 +203,8 @@ def open_environment(
     """Check and open the environments of a SPEC. The caller closes them.
 
     `seed` is the seed of the mini world, of the user's objects, and of local models, which are on `device`.
-    `trusted` (see `trusted_names`) and `prices` are those of `check_environment`, which also says what raises
-    UsageError.
+    `trusted` has the names that the user trusts (`trusted_names`). `prices`, by the names of environments,
+    replaces --env-price. Raises UsageError for a SPEC that cannot be opened with these settings.
     """
     names = spec.split(",")
     if prices is None:
