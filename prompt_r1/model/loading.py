@@ -119,9 +119,11 @@ def _check_memory(
     path: str | Path, config: PretrainedConfig, weights_dtype: torch.dtype, device: torch.device
 ) -> None:
     """Raise UsageError if the weights of a model do not fit the free memory of the device."""
-    # A hub id whose weights are not downloaded yet has no files. Some folders have the weights twice, such as
-    # Mistral's, but transformers loads model.safetensors or model-00001-of-00002.safetensors, … alone.
-    stored = sum(file.stat().st_size for file in model_folder(path).glob("model*.safetensors"))
+    # transformers loads model.safetensors, or model-00001-of-00002.safetensors and so on. Some folders, such
+    # as Mistral's, have the weights a second time under other names. If the weights of a hub id are not
+    # downloaded yet, there are no files, and nothing is refused.
+    files = model_folder(path).glob("model*.safetensors")
+    stored = sum(file.stat().st_size for file in files)
     # A config may name no dtype. Then its weights are taken for float32.
     stored_dtype = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
     needed = stored * weights_dtype.itemsize // stored_dtype.itemsize

@@ -42,8 +42,8 @@ def use_threads(flag: int = 0, *, of_agent: int = 0, ranks: int = 1) -> None:
         ranks       how many ranks share the cores
 
     Without the flag, a rank has no more threads than cores: an agent may have been trained on a larger
-    machine, and torch does not know the limit of a cgroup. With more threads than that, the kernel would stop
-    all of them for most of each period.
+    machine, and torch does not know the limit of a cgroup. If more threads computed than this limit allows,
+    the kernel would stop all of them for most of each period.
     """
     wanted = of_agent or TORCH_THREADS
     torch.set_num_threads(flag or max(1, min(wanted, usable_cores() // ranks)))
@@ -87,9 +87,9 @@ def pick_device(name: str) -> torch.device:
 def memory_left(device: torch.device) -> int:
     """The bytes that this process can still allocate on a device.
 
-    On a GPU, room is kept for the next update. So the peak since `forget_peak`, which the update needs again,
-    is subtracted from all that the process can have, and not what is in use now. A training therefore takes
-    its memory in this order:
+    On a GPU, room is kept for the next update, which needs the peak since `forget_peak` again. So this peak
+    is subtracted from all that the process can have, and not only the memory in use. A training therefore
+    takes its memory in this order:
 
         1. load_policy       forgets the peak of earlier models, and loads the weights
         2. make_optimizer    makes the states of AdamW
