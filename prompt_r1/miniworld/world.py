@@ -39,8 +39,7 @@ HEROES = (
 YEARS = [str(year) for year in range(1950, 2000)]
 
 CREW = ("director", "composer", "star")  # film → person
-KIN = ("mother", "spouse", "teacher")  # person → person
-PERSON_RELATIONS = (*KIN, "birthplace")
+PERSON_RELATIONS = ("mother", "spouse", "teacher", "birthplace")  # person → person, or city
 FILM_RELATIONS = (*CREW, "year", "genre", "hero")
 
 
