@@ -128,9 +128,8 @@ async def fine_tune_on_own_games(
             calls_made += sum(max(1, game.spent.calls) for game in games)
         if not right:
             raise UsageError(
-                f"none of {games_played} games of {agent.start} asked the environment and ended right, so "
-                "there is nothing to imitate. If the agent lacks the format, "
-                f"`{teaching_command(agent.start)}` teaches it"
+                f"no game of {agent.start} ended right in {games_played}: there is nothing to imitate. If it "
+                f"lacks the format, `{teaching_command(agent.start)}` teaches it"
             )
         del player  # Its KV cache is freed before the fine-tuning loads a model.
         out = folder if number == ROUNDS else folder.with_name(f"{folder.name}-round-{number}")

@@ -183,18 +183,27 @@ def _named_systems(config: EvaluateConfig, environments: Iterable[str]) -> list[
 def _problem_with(system: System, agent: NamedAgent | None, config: EvaluateConfig) -> str:
     """Why a method cannot answer with an environment and an agent; "" if it can."""
     name, method = system.method, METHODS[system.method]
-    if agent is None and system.environment == "none":
-        return (
-            f"--method {name} asks the environment without an agent, and there is no environment (none): "
-            "name one by --env"
-        )
-    if method.algorithm and is_mini(system.environment) and not config.optimizer_env:
-        return (
-            f"--method {name}: the mini world writes no prompts: name what does, such as "
-            "--optimizer-env py:studies.advice:MiniOptimizer"
-        )
-    if method.fine_tuned_on == "demonstrations" and agent is not None and agent.start != MINI_AGENT:
+    nobody_replies = system.environment == "none"
+    if agent is None:
+        if nobody_replies:
+            return (
+                f"--method {name} asks the environment without an agent, and there is no environment (none): "
+                "name one by --env"
+            )
+        if method.algorithm and is_mini(system.environment) and not config.optimizer_env:
+            return (
+                f"--method {name}: the mini world writes no prompts: name what does, such as "
+                "--optimizer-env py:studies.advice:MiniOptimizer"
+            )
+        return ""
+    if method.fine_tuned_on == "demonstrations" and agent.start != MINI_AGENT:
         return f"{name} imitates the demonstrations of the mini agent: leave it out with other agents"
+    if method.fine_tuned_on in ("demonstrations", "own games"):
+        imitates = f"{name} imitates games that ask an environment"
+        if nobody_replies:
+            return f"{imitates}, and there is none: leave it out"
+        if agent.config.game.max_turns == 1:
+            return f"{imitates}, and {system.agent} answers in its only turn: leave it out"
     return ""
 
 

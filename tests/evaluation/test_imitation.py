@@ -119,7 +119,7 @@ def test_rft_learns_once_from_its_right_games(tmp_path, learned, living_players,
 def test_rft_gives_up_after_a_hundred_games_if_none_ended_right(tmp_path):
     """A model without the format played 5,000 games before it was told so."""
     start = tiny.save_agent(tmp_path / "start")
-    with pytest.raises(UsageError, match=r"none of 100 games of .*start .*warm_start --agent .*--games"):
+    with pytest.raises(UsageError, match=r"no game .*start .* 100: .*warm_start --agent .*--games"):
         method("rft", mini_world(), agent=start, folder=tmp_path, train=QUESTIONS)
 
 

@@ -193,6 +193,23 @@ def test_bc_with_another_agent_than_the_mini_agent_is_refused_before_anything_is
         systems_of(EvaluateConfig(method=("direct", "bc")), agents)
 
 
+@pytest.mark.parametrize(
+    ("trained", "env", "problem"),
+    [
+        ({"env": "none"}, (), "there is none"),
+        ({"env": "large"}, ("none",), "there is none"),
+        ({"env": "none"}, ("large",), "runs/a answers in its only turn"),
+        ({"env": "large", "max_turns": 1}, (), "runs/a answers in its only turn"),
+    ],
+)
+@pytest.mark.parametrize("name", ["bc", "rft"])
+def test_games_without_an_environment_are_not_imitated(tmp_path, name, trained, env, problem):
+    """A bug: rft played a hundred games of one turn, of which none counts, and advised a warm start."""
+    agents = {"runs/a": NamedAgent(tmp_path, TrainConfig(**trained), "mini")}
+    with pytest.raises(UsageError, match=rf"^{name} imitates games that ask .*, and {problem}: leave it out"):
+        systems_of(EvaluateConfig(method=(name,), env=env), agents)
+
+
 def test_mini_agents_of_other_seeds_are_other_starts(agents):
     mini = {name: replace(spec, start="mini") for name, spec in agents.items()}
     config = EvaluateConfig(method=("untrained",))
