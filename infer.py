@@ -20,7 +20,7 @@ if __name__ == "__main__":  # Show --help and usage errors before the imports be
 import asyncio
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict
 
@@ -32,7 +32,6 @@ from prompt_r1.pair.settings import ChosenPair, InferConfig
 from prompt_r1.programs.command_line import run_program
 from prompt_r1.programs.reading import json_object
 from prompt_r1.programs.text import printable
-from prompt_r1.spending import Spending
 from prompt_r1.types import Trajectory
 
 # An agent that knows the format begins an action with one of these tags, unless its turn is cut off before.
@@ -58,7 +57,7 @@ def main(chosen: ChosenPair[InferConfig]) -> None:
                 games.append(game)
         finally:
             if len(games) > 1 and not config.json:
-                printer.note("total", total_of(games))
+                printer.note("total", f"{len(games)} questions, {pair.environment.budget.spent}")
             runner.run(pair.environment.close())
     broken = [game for game in games if game.stop == "env_error"]
     if broken:
@@ -138,13 +137,6 @@ async def ask_and_show(question: str, pair: AsyncPair, printer: DialoguePrinter,
 def has_action_tag(game: Trajectory) -> bool:
     """Whether the agent has written a tag of the format in any turn."""
     return any(tag in turn.text for turn in game.turns for tag in ACTION_TAGS)
-
-
-def total_of(games: Sequence[Trajectory]) -> str:
-    """Say in one line what several games have cost."""
-    charged = sum((game.charged for game in games), Spending())
-    seconds = sum(game.seconds for game in games)
-    return f"{len(games)} questions, {charged}, {seconds:.1f} s"
 
 
 def show(text: str) -> None:

@@ -5,7 +5,6 @@ import io
 import itertools
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -177,7 +176,7 @@ def test_a_question_that_is_too_long_does_not_end_the_questions_after_it(agent, 
 def test_several_questions_end_with_their_total_cost(ask):
     shown = ask("--env-price", "1,2", typed="abc def?\nfed cba?\n")
     assert shown.count("question     ") == shown.count("\ncost         ") == 2
-    assert re.search(r"\ntotal        2 questions, 0 calls, [\d.]+ s\n$", shown)
+    assert shown.endswith("\ntotal        2 questions, 0 calls\n")
 
 
 def test_questions_that_end_with_an_error_end_with_their_total_and_closed_connections(monkeypatch, capsys):
@@ -189,7 +188,7 @@ def test_questions_that_end_with_an_error_end_with_their_total_and_closed_connec
     with pytest.raises(Resumable, match="larger limit"):
         infer.main(ChosenPair(NamedAgent("agent", AgentConfig(), "agent"), InferConfig()))
     last_line = capsys.readouterr().out.splitlines()[-1]
-    assert last_line.startswith("total        2 questions, 2 calls, 20 + 20 tokens, $0.0400, ")
+    assert last_line == "total        2 questions, 2 calls, 20 + 20 tokens, $0.0400"
     close.assert_awaited_once()
 
 
@@ -217,9 +216,7 @@ def test_the_newest_mini_run_that_was_checked_plays(asking_agent, tmp_path, monk
     settings = read(["--question", "Who is the star of Silent Valley?", "--device", "cpu"])
     save_playable_run(Path("runs/later"), asking_agent, saved=2)
     main(settings)
-    about = capsys.readouterr().err.splitlines()[0]
-    assert about.startswith("agent runs/checked, ")
-    assert about.endswith(" (the newest mini run; --agent names another)")
+    assert capsys.readouterr().err.startswith("agent runs/checked, ")
 
 
 @pytest.mark.slow

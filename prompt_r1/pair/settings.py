@@ -93,13 +93,13 @@ def choose_pair(
 ) -> ChosenPair[AnyPairConfig]:
     """Choose the environment of an agent: the one of its training if the user names none by --env.
 
-    `given` are the names of the settings that the user gave. The settings of the training were read from the
-    agent's folder, which may come from anyone. So their SPEC does not count as typed by the user.
+    `given` are the names of the settings that the user gave. Only names that the user typed are trusted: the
+    settings of the training were read from the agent's folder, which may come from anyone.
     """
-    settings = config
-    if not config.env:
-        settings = replace(with_settings_of_training(config, given, agent.config), env=agent.config.env)
-    return ChosenPair(agent, settings, trusted_names(typed=[config.env], opened=[settings.env]))
+    if config.env:
+        return ChosenPair(agent, config, trusted_names(typed=[config.env], opened=[config.env]))
+    settings = with_settings_of_training(config, given, agent.config)
+    return ChosenPair(agent, replace(settings, env=agent.config.env))
 
 
 def with_settings_of_training(
