@@ -109,7 +109,7 @@ async def fine_tune_on_own_games(
     most_calls_of_question = GROUP_SIZE * max(1, config.game.max_turns - 1)
     right: list[Trajectory] = []  # the games of all rounds that ended right
     draw = 0  # how many times questions were drawn in all rounds
-    path = agent.built().path
+    path = agent.make()
     for number in range(1, ROUNDS + 1):
         use_threads(of_agent=config.threads)
         player = load_agent(path, config, torch.device(settings.device))

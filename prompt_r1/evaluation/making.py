@@ -66,13 +66,15 @@ async def make_method(
     agent = evaluation.systems[system]
     assert agent is not None, f"{system.method} has no agent that plays"
     if method.fine_tuned_on is None:
-        player = agent.built()
+        player = agent
+        path = agent.make()
     else:
         player = await fine_tuned_agent(evaluation, system, agent, environment)
+        path = player.path
     config = evaluation.config
     use_threads(of_agent=player.config.threads)
     return answer_by_games(
-        load_agent(player.path, player.config, evaluation.device),
+        load_agent(path, player.config, evaluation.device),
         environment,
         player.config.base_rule,
         Sampling(f"evaluation/{evaluation.seed}", config.temperature, config.top_p),

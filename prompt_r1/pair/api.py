@@ -108,7 +108,8 @@ def open_pair(chosen: ChosenPair[AnyPairConfig]) -> AsyncPair:
     From now on torch computes in as many threads as in the agent's training, or in fewer if there are fewer
     cores. Raises UsageError if the pair cannot play.
     """
-    config, named = chosen.config, chosen.agent.built()
+    config, named = chosen.config, chosen.agent
+    path = named.make()
     seed = named.config.seed if config.seed is None else config.seed
     device = pick_device(config.device)
     use_threads(of_agent=named.config.threads)
@@ -119,9 +120,9 @@ def open_pair(chosen: ChosenPair[AnyPairConfig]) -> AsyncPair:
     # In a thread of its own, because an event loop may run in this one, as in a notebook.
     with ThreadPoolExecutor(max_workers=1) as thread:
         thread.submit(asyncio.run, check_servers(environment)).result()
-    agent = load_agent(named.path, named.config, device)
+    agent = load_agent(path, named.config, device)
     about = named.describe(environment=environment.name, seed=seed)
-    return AsyncPair(agent, environment, seed, config.temperature, str(named.path), about)
+    return AsyncPair(agent, environment, seed, config.temperature, str(path), about)
 
 
 class Pair:

@@ -23,27 +23,25 @@ RUNS = Path("runs")
 STEP_FILE = "training.json"  # the metrics of its step
 GAME_FILE = "prompt_r1.yaml"  # the settings of its training
 LFS_POINTER = b"version https://git-lfs"  # the first bytes of a file that Git LFS has not fetched
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
 
 @dataclass(frozen=True)
 class NamedAgent:
     """An agent that a user named."""
 
-    path: str | Path  # its folder or hub id, or its name if it must first be built or converted (`built`)
+    path: str | Path  # its folder or hub id, or its name if it must first be built or converted (`make`)
     config: AgentConfig  # how it was trained, or the preset whose game it plays
     start: str  # the name of the model from which the training started; the agent's own if it was not trained
-    is_newest: bool = False  # the user named no agent, and this is the newest mini run
 
     def before_training(self) -> "NamedAgent":
         """The model from which the training started. It plays by the settings of the training."""
         return replace(self, path=self.start)
 
-    def built(self) -> "NamedAgent":
-        """The agent with its folder or hub id: `mini` is built and a GGUF file converted, if necessary."""
+    def make(self) -> str | Path:
+        """Its folder or hub id. `mini` is built and a GGUF file converted, if necessary."""
         # `config.seed` is the seed of the training, or 0 for a `mini` that the user names. (The --seed of
         # infer.py and evaluate.py chooses the world, not the agent.)
-        return replace(self, path=make_agent(str(self.path), self.config.seed))
+        return make_agent(str(self.path), self.config.seed)
 
     def describe(self, *, environment: str, seed: int) -> str:
         """One line: which agent of which step plays, and with which environment and seed."""
@@ -53,10 +51,7 @@ class NamedAgent:
             line += f", step {step}"
         if step == 0:  # No later agent of the run was better in validation.
             line += " (as it was before training)"
-        line += f", environment {environment}, seed {seed}"
-        if self.is_newest:
-            line += " (the newest mini run; --agent names another)"
-        return line
+        return f"{line}, environment {environment}, seed {seed}"
 
 
 def run_of(agent: str | Path) -> str:
@@ -77,7 +72,7 @@ def resolve_agent(name: str, *, max_turns: int = 0, max_new: int = 0) -> NamedAg
     config = trained or preset_config(known_as)
     config = replace(config, max_turns=max_turns or config.max_turns, max_new=max_new or config.max_new)
     start = trained.agent if trained else known_as
-    return NamedAgent(path, config, start, is_newest=not name)
+    return NamedAgent(path, config, start)
 
 
 def make_agent(name: str, seed: int) -> str | Path:
@@ -169,11 +164,9 @@ def _newest_first(pattern: str) -> list[Path]:
 
 
 def _problem_of(folder: Path) -> str:
-    """Why a folder holds no agent, as the end of a sentence; "" if it has a model and a tokenizer."""
+    """Why a folder holds no agent, as the end of a sentence; "" if it has a model."""
     if not folder.is_dir():
         return "is a file: give the folder of a model"
-    if (folder / "predictions.jsonl").exists():
-        return "is a folder of evaluate.py: give the agent that it evaluated"
     if (folder / "adapter_config.json").exists():
         return (
             "holds an adapter of peft: merge it into its model (merge_and_unload), and give the folder of "
@@ -186,14 +179,9 @@ def _problem_of(folder: Path) -> str:
             return (
                 f"is incomplete: {file} is a pointer of Git LFS, and `git lfs pull` fetches the file itself"
             )
-    needs = {
-        "config.json": (folder / "config.json").exists(),
-        "a tokenizer": any((folder / name).exists() for name in TOKENIZER_FILES),
-        "*.safetensors": any(folder.glob("*.safetensors")),
-    }
-    missing = [name for name, is_there in needs.items() if not is_there]
-    if missing:
-        return f"is no model: it needs {', '.join(needs)}; missing: {', '.join(missing)}"
+    for needed in ("config.json", "*.safetensors"):
+        if not any(folder.glob(needed)):
+            return f"is no model: it has no {needed}"
     return ""
 
 

@@ -135,8 +135,8 @@ def test_a_conversion_that_another_process_ends_first_takes_its_folder(tmp_path,
 @pytest.fixture(scope="module")
 def smollm2() -> Agent:
     """SmolLM2 as an agent, converted into the user's cache."""
-    named = resolve_agent("smollm2").built()
-    return load_agent(named.path, named.config, CPU)
+    named = resolve_agent("smollm2")
+    return load_agent(named.make(), named.config, CPU)
 
 
 @pytest.fixture(scope="module")

@@ -13,18 +13,13 @@ from prompt_r1.pair.settings import ChosenPair, PairConfig
 from tests.support.exports import save_run
 
 
-def test_the_newest_run_is_named_with_its_step_and_seed_and_why_it_was_chosen(tmp_path, monkeypatch):
+def test_the_newest_run_is_named_with_its_step_and_seed(tmp_path, monkeypatch):
     """After training seed 7 the README's own question had another answer, and nothing said why."""
     monkeypatch.chdir(tmp_path)
     save_run(Path("runs/mini-seed8"), seed=8, step=60, saved=1)
     save_run(Path("runs/mini-seed7"), seed=7, step=80, saved=2)
-    newest, named = resolve_agent(""), resolve_agent("runs/mini-seed8")
-    where = "agent runs/mini-seed7, step 80, environment mini, seed 7"
-    assert (
-        newest.describe(environment="mini", seed=7) == f"{where} (the newest mini run; --agent names another)"
-    )
-    where = "agent runs/mini-seed8, step 60, environment mini, seed 8"
-    assert named.describe(environment="mini", seed=8) == where
+    newest = resolve_agent("").describe(environment="mini", seed=7)
+    assert newest == "agent runs/mini-seed7, step 80, environment mini, seed 7"
 
 
 def test_an_agent_of_step_0_is_said_to_be_untrained(tmp_path, monkeypatch):
