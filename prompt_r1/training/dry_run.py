@@ -32,7 +32,6 @@ from prompt_r1.spending import Spending
 from prompt_r1.training.run import RunQuestions, repetition_note, with_steps
 from prompt_r1.types import GameSettings, Question
 
-SHORT_PROMPT = 10  # the least tokens of a prompt
 REPLY = 250  # tokens of a usual reply
 
 Estimate = Mapping[str, Spending]
@@ -87,7 +86,7 @@ def cases_of(
         Case(
             "likely",
             calls=math.ceil(most_calls / 2),
-            prompt=min(max(question_bytes // 4, SHORT_PROMPT), game.max_new),
+            prompt=min(question_bytes // 4, game.max_new),
             reply=min(REPLY, longest),
             bytes_per_token=4,
             price=mean_price,

@@ -64,13 +64,14 @@ def learn_games(config: FineTuningConfig) -> Path:
     else:
         games = list(read_games(Path(config.games)))
     preset = preset_config(config.agent, default=config.preset)
-
-    def examples(codec: Codec) -> list[Trajectory]:
-        return encode(games, codec, max_reply_tokens=preset.max_reply_tokens)
-
     # train.py will start from this folder. So the settings that are saved in it name it as the agent.
     agent_config = replace(preset, agent=str(out / "agent"), seed=config.seed)
-    return fine_tune_agent(examples, config, agent_config, out)
+    return fine_tune_agent(
+        lambda codec: encode(games, codec, max_reply_tokens=preset.max_reply_tokens),
+        config,
+        agent_config,
+        out,
+    )
 
 
 def mini_games(source: str, seed: int) -> list[Game]:
@@ -84,20 +85,12 @@ def encode(games: Sequence[Game], codec: Codec, *, max_reply_tokens: int) -> lis
     """The games as an agent with this codec plays them."""
     examples = []
     for question, turns in games:
-        sampled = without_opened_think(turns, codec)
-        examples.append(trajectory_of(question, sampled, codec, max_reply_tokens=max_reply_tokens))
+        # If the chat template writes the <think> with which a turn begins, the agent does not sample it.
+        if codec.opened:
+            texts = [turn.text.lstrip().removeprefix("<think>").lstrip() for turn in turns]
+            turns = [replace(turn, text=text) for turn, text in zip(turns, texts, strict=True)]
+        examples.append(trajectory_of(question, turns, codec, max_reply_tokens=max_reply_tokens))
     return examples
-
-
-def without_opened_think(turns: list[Turn], codec: Codec) -> list[Turn]:
-    """The turns as the agent samples them: without the <think> that its chat template writes, if it does."""
-    if not codec.opened:
-        return turns
-    sampled = []
-    for turn in turns:
-        text = turn.text.lstrip().removeprefix("<think>").lstrip()
-        sampled.append(replace(turn, text=text))
-    return sampled
 
 
 def read_games(path: Path) -> Iterator[Game]:

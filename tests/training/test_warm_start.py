@@ -32,7 +32,7 @@ from prompt_r1.training.supervised import (
     train_weights,
     within_cutoff,
 )
-from prompt_r1.training.warm_start import encode, learn_games, read_games, without_opened_think
+from prompt_r1.training.warm_start import encode, learn_games, read_games
 from prompt_r1.types import Completion, GameSettings, Question, ScoredGame, Trajectory, Turn
 from tests.support import tiny
 from tests.support.methods import PricedSource, method, priced
@@ -268,7 +268,9 @@ def test_a_game_of_a_run_is_learned_with_the_tokens_that_were_played(tmp_path, t
 def test_the_think_block_that_a_template_opens_is_not_learned_twice():
     codec = Codec(tokenizer_of(KINDS["DeepSeek-R1-distill"], "byte level"), "Answer.")
     turn = Turn("<think>a</think><answer>b</answer>", parse(""), None)
-    assert codec.opened and without_opened_think([turn], codec)[0].text == "a</think><answer>b</answer>"
+    [learned] = encode([(QUESTIONS[0], [turn])], codec, max_reply_tokens=0)
+    assert codec.opened and learned.turns[0].text == "a</think><answer>b</answer>"
+    assert codec.turn_text(learned.tokens[learned.opening_length :]).count("<think>") == 1
 
 
 @pytest.mark.parametrize(
