@@ -16,10 +16,11 @@ from prompt_r1.settings.functions import find_loss, user_code
 from prompt_r1.settings.train import TrainConfig
 from prompt_r1.training.update import IMPORTANCE_CAP
 
-# The tokens of three made-up games, of all nine tokens.
+# The trial of a user's loss has nine tokens of three made-up games. These are the tokens of all games, of
+# each game, and of none: a rank may have no game, and its loss must be 0.
 ALL_GAMES = slice(0, 9)
 EACH_GAME = (slice(0, 4), slice(4, 6), slice(6, 9))
-NO_GAME = slice(9, 9)  # a rank without games, whose loss of no tokens must be 0
+NO_GAME = slice(9, 9)
 
 LossFunction = Callable[[Tensor, LossColumns], Loss]
 """Takes log π_θ (N,) of N agent tokens, and what else is known of them."""
@@ -100,13 +101,14 @@ def made_up_batch(tokens: slice, *, has_reference: bool) -> tuple[Tensor, LossCo
     noise = torch.randn(4, len(game), generator=torch.Generator().manual_seed(0))
     logprobs = (noise[0].abs() + 0.1).neg()
     old, reference, engine = logprobs + 0.2 * noise[1:]
+    tokens_of_game = game.bincount()[game]
     _, game_in_batch = game[tokens].unique(return_inverse=True)  # The games of a batch count from 0.
     columns = LossColumns(
         old=old[tokens],
         reference=reference[tokens] if has_reference else None,
         engine=engine[tokens],
-        advantages=torch.tensor([1.0, -1.5, 0.5])[game][tokens],
-        weights=(1 / (3 * game.bincount()[game]))[tokens],
+        advantages=torch.tensor([1.0, -1.5, 0.5])[game[tokens]],
+        weights=1 / (3 * tokens_of_game[tokens]),
         game=game_in_batch,
     )
     return logprobs[tokens].clone().requires_grad_(), columns

@@ -96,8 +96,9 @@ def _counts(lines: Lines) -> dict[str, int]:
     totals = defaultdict[str, float](float)
     for line in lines:
         for name, value in line.items():
-            # A server may name any reason in env/outcomes/REASON.
-            totals["env/outcomes" if name.startswith("env/outcomes/") else name] += value
+            if name.startswith("env/outcomes/"):  # There is a count for each label of odd replies.
+                name = "env/outcomes"
+            totals[name] += value
     counts = {
         "steps": lines[-1]["step"],
         "games trained": totals["games"],
@@ -162,23 +163,20 @@ def read_groups(folder: Path, *, best: int) -> list[ShownGroup]:
     Groups with right and wrong games come first, because the agent learns from them. Lines that a kill has
     cut short are skipped.
     """
-    files = sorted((folder / "trajectories").glob("*-rank*.jsonl"))
-    played: dict[str, list[Path]] = {}  # a name such as step-000003 → the files of all ranks
-    for file in files:
-        name, _, _rank = file.name.partition("-rank")
-        played.setdefault(name, []).append(file)
-    steps = [name for name in played if name.startswith("step-")]
+    trajectories = folder / "trajectories"
+    # The files of all ranks have the names step-000003-rank0.jsonl, step-000003-rank1.jsonl, …
+    steps = sorted({file.name.partition("-rank")[0] for file in trajectories.glob("step-*-rank*.jsonl")})
     wanted = {f"step-{best:06d}", f"validation-{best:06d}"}
     if steps:
-        middle = steps[len(steps) // 2]
-        wanted |= {steps[0], middle, steps[-1]}
+        wanted |= {steps[0], steps[len(steps) // 2], steps[-1]}
     groups: list[ShownGroup] = []
-    for name in sorted(wanted & played.keys()):
-        played_groups: list[ShownGroup] = []
-        for file in played[name]:  # Each rank numbers its own groups from 0.
+    for name in sorted(wanted):
+        played: list[ShownGroup] = []
+        for file in sorted(trajectories.glob(f"{name}-rank*.jsonl")):
+            # Each rank numbers its own groups from 0.
             for _, games in groupby(read_json_lines(file), key=itemgetter("group")):
-                played_groups.append(ShownGroup(_source(name), list(games)))
-        groups += sorted(played_groups, key=attrgetter("lacks_contrast"))[:MAX_GROUPS]
+                played.append(ShownGroup(_source(name), list(games)))
+        groups += sorted(played, key=attrgetter("lacks_contrast"))[:MAX_GROUPS]
     return sorted(groups, key=attrgetter("lacks_contrast"))
 
 

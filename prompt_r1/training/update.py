@@ -47,7 +47,7 @@ class UpdateStats:
     taken: int = 0  # optimiser steps
     skipped: int = 0  # optimiser steps whose loss or gradient was not finite
     grad_norms: float = 0.0  # summed over the optimiser steps that were taken
-    # The gap is measured before the first optimiser step.
+    # The gap is measured before the first optimiser step. An update without one has the gap 0.
     gap: dict[str, float] = field(default_factory=lambda: gap_metrics(torch.zeros(1), cap=0.0))
     pending: list[BatchStats] = field(default_factory=list)  # micro-batches of the next optimiser step
     used: list[BatchStats] = field(default_factory=list)  # micro-batches of the optimiser steps taken
