@@ -213,18 +213,16 @@ def text_or_number(value: object, field: str) -> str:
     if isinstance(value, str):
         _check_text(value, field)
         return value
-    if isinstance(value, int) and not isinstance(value, bool):
-        return str(value)
-    if isinstance(value, float) and value.is_integer():
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < math.inf:
+        raise BadRow(f"the field {field} must contain texts or numbers, not {describe(value)}")
+    if value == int(value):
         return str(int(value))
-    if isinstance(value, float) and math.isfinite(value):
-        if float(f"{value:.15g}") != value:
-            raise BadRow(
-                f"the field {field} contains {value!r}, whose last digits come from rounding: write it as a "
-                "text, with the digits that an answer should have"
-            )
-        return repr(float(value))
-    raise BadRow(f"the field {field} must contain texts or numbers, not {describe(value)}")
+    if float(f"{value:.15g}") != value:
+        raise BadRow(
+            f"the field {field} contains {value!r}, whose last digits come from rounding: write it as a "
+            "text, with the digits that an answer should have"
+        )
+    return repr(float(value))
 
 
 def _check_text(text: str, field: str) -> None:

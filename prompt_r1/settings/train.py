@@ -205,8 +205,9 @@ def with_defaults(config: TrainConfig, given: Mapping[str, Any]) -> TrainConfig:
     for validation, and there is no test. "none" means no questions.
     """
     has_splits = all(has_own_splits(name) for name in config.data)
-    validation = given.get("val_data", config.data if has_splits else (HELD_OUT,))
-    test = given.get("test_data", config.data if has_splits else ())
+    other_splits = config.data if has_splits else ()
+    validation = given.get("val_data", other_splits or (HELD_OUT,))
+    test = given.get("test_data", other_splits)
     max_new = config.max_new
     if config.without_environment and "max_new" not in given:
         max_new = config.max_tokens  # The only turn may be as long as a game.
