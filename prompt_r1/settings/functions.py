@@ -60,9 +60,7 @@ def import_function(
     try:
         # Any values do: only their number and the names of keywords are checked.
         inspect.signature(function).bind(*takes, **dict.fromkeys(keywords))
-    except ValueError:  # A function that is written in C may have no signature. Then it is not checked.
-        return function
-    except TypeError:
+    except (TypeError, ValueError):  # ValueError: a function that is written in C may have no signature.
         arguments = "1 argument" if len(takes) == 1 else f"{len(takes)} arguments"
         also = f", and the keywords {', '.join(keywords)} (or **settings)" if keywords else ""
         raise UsageError(f"{where}: must take {arguments}, {' and '.join(takes)}{also}") from None
