@@ -219,10 +219,18 @@ def test_a_mistake_is_one_sentence(folder, line, words, monkeypatch, capfd):
     assert len(shown) < 2200
 
 
-def test_a_damaged_checkpoint_is_left_to_the_run_which_skips_it(folder):
-    path = folder / "trained/checkpoints/step-000001/config.yaml"
-    path.write_text(path.read_text()[:20])
-    read_training(["--out", "trained", "--seed", "1"])
+def test_where_the_newest_checkpoint_is_damaged_the_one_before_is_checked_before_torch_is_imported(folder):
+    """Its settings were compared after minutes, when the models had been loaded."""
+    checkpoints = folder / "trained/checkpoints"
+    (checkpoints / "new").mkdir()
+    (checkpoints / "new/config.yaml").touch()
+    seal(checkpoints / "new", checkpoints / "step-000002")
+    (checkpoints / "step-000002/config.yaml").unlink()
+    with pytest.raises(UsageError, match=r"step-000001 was made with seed = 0, not 1"):
+        read_training(["--out", "trained", "--seed", "1"])
+    (checkpoints / "step-000001/config.yaml").unlink()
+    with pytest.raises(UsageError, match="none of the 2 checkpoints"):
+        read_training(["--out", "trained"])
 
 
 def test_what_needs_no_model_is_checked_before_torch_is_imported(tmp_path):

@@ -13,7 +13,7 @@ Each rank writes its share of sharded weights. Any number of ranks can read the 
 import json
 import shutil
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -28,11 +28,11 @@ from torch.optim import Optimizer
 from prompt_r1.errors import Resumable, UsageError, first_line
 from prompt_r1.model.distributed import Ranks
 from prompt_r1.model.policy import Policy
-from prompt_r1.programs.sealed_folders import find_damage, new_temporary, remove_leftovers, seal
+from prompt_r1.programs.sealed_folders import new_temporary, remove_leftovers, seal
 from prompt_r1.settings.agent import AgentConfig
 from prompt_r1.settings.fields import write_yaml
 from prompt_r1.training.best import Candidate
-from prompt_r1.training.run_folder import FORMAT, check_version, checkpoint_of, checkpoints_of, step_of
+from prompt_r1.training.run_folder import FORMAT, checkpoint_of, checkpoints_of, step_of
 
 KEEP_CHECKPOINTS = 2  # how many of the newest checkpoints are kept, beside the best one
 # A file of tensors has about this many bytes. DCP builds a whole file in memory before it writes it.
@@ -107,29 +107,6 @@ def _remove_old(run: Path, *, best: Candidate | None) -> None:
     for checkpoint in checkpoints_of(run)[:-KEEP_CHECKPOINTS]:
         if best is None or step_of(checkpoint) != best.step:
             shutil.rmtree(checkpoint)
-
-
-def newest_checkpoint(run: Path, *, say: Callable[[str], None]) -> Path | None:
-    """Find the newest undamaged checkpoint; None if there is no checkpoint at all. Called by rank 0 alone.
-
-    Damaged checkpoints are skipped, and `say` gets a line about each. Raises UsageError if all checkpoints
-    are damaged, or if the search meets a checkpoint of another version.
-    """
-    remove_leftovers(run)
-    remove_leftovers(run / "checkpoints")
-    found = checkpoints_of(run)
-    for checkpoint in reversed(found):
-        check_version(checkpoint)
-        damage = find_damage(checkpoint)
-        if not damage:
-            return checkpoint
-        say(f"Skipping {checkpoint}: {damage}")
-    if found:
-        raise UsageError(
-            f"none of the {len(found)} checkpoints in {run}/checkpoints is valid: repair them, or start a "
-            "new run with another --out"
-        )
-    return None
 
 
 def read_state(checkpoint: Path) -> State:

@@ -17,7 +17,7 @@ from prompt_r1.settings.agent import HELD_OUT, is_mini_data
 from prompt_r1.settings.flags import given_values
 from prompt_r1.settings.functions import find_loss, import_advantages, import_reward
 from prompt_r1.settings.train import PRESETS, TrainConfig, train_config
-from prompt_r1.training.run_folder import LOCK, check_newest_checkpoint, claim, open_run
+from prompt_r1.training.run_folder import LOCK, check_settings, claim, newest_checkpoint, open_run
 from prompt_r1.training.settings import FineTuningConfig
 
 
@@ -51,7 +51,10 @@ def read_training(arguments: list[str]) -> ChosenTraining:
         # The lock is only tried. The training takes it again, after its ranks have met.
         with (run / LOCK).open("a+") as file:
             claim(file, run)
-        check_newest_checkpoint(run, config)
+            # The training says which damaged checkpoints it skips.
+            newest = newest_checkpoint(run, say=lambda damage: None)
+            if newest is not None:
+                check_settings(newest, config)
     return ChosenTraining(config, trusted)
 
 

@@ -15,11 +15,11 @@ from prompt_r1.programs.sealed_folders import find_damage
 from prompt_r1.settings.fields import write_yaml
 from prompt_r1.training.alarms import Alarms
 from prompt_r1.training.best import Candidate
-from prompt_r1.training.checkpoint import State, load_tensors, newest_checkpoint, read_state
+from prompt_r1.training.checkpoint import State, load_tensors, read_state
 from prompt_r1.training.log import json_line, read_metrics
 from prompt_r1.training.record import Record
 from prompt_r1.training.run import Run, repetition_note
-from prompt_r1.training.run_folder import TEST_FILE, check_settings, checkpoint_of
+from prompt_r1.training.run_folder import TEST_FILE, checkpoint_of, newest_checkpoint
 
 
 def resume_run(run: Run) -> Record:
@@ -54,9 +54,11 @@ def resume_run(run: Run) -> Record:
 
 
 def load_checkpoint(record: Record, checkpoint: Path) -> None:
-    """Let a new record go on from a checkpoint. Raises UsageError if it belongs to another run."""
+    """Let a new record go on from a checkpoint. Raises UsageError if it belongs to another run.
+
+    `read_training` has compared the settings already.
+    """
     run = record.run
-    check_settings(checkpoint, run.config)
     saved = read_state(checkpoint)
     check_same_origin(checkpoint, saved, record.state, run.start)
     run.log.say(f"Resuming after step {saved.trained_step} of {run.config.steps}, from {checkpoint}")

@@ -1,13 +1,14 @@
 """The folder of a run: make, check and lock it. Imports no torch, so that mistakes are named at once."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
 
 from prompt_r1.errors import UsageError
 from prompt_r1.programs.files import lock, make_folder
 from prompt_r1.programs.reading import json_object
-from prompt_r1.programs.sealed_folders import find_damage
+from prompt_r1.programs.sealed_folders import find_damage, remove_leftovers
 from prompt_r1.settings.agent import AgentConfig
 from prompt_r1.settings.fields import experiment_values, read_mapping
 
@@ -52,17 +53,25 @@ def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.removeprefix("step-"))
 
 
-def check_newest_checkpoint(run: Path, config: AgentConfig) -> None:
-    """Raise UsageError if the newest checkpoint of a run cannot be resumed with these settings.
+def newest_checkpoint(run: Path, *, say: Callable[[str], object]) -> Path | None:
+    """Find the newest undamaged checkpoint; None if there is no checkpoint at all.
 
-    A damaged checkpoint raises nothing, because training skips it and resumes from an earlier one.
+    Damaged checkpoints are skipped, and `say` gets a line about each. Raises UsageError if all checkpoints
+    are damaged, or if the search meets a checkpoint of another version.
     """
-    checkpoints = checkpoints_of(run)
-    if checkpoints:
-        newest = checkpoints[-1]
-        check_version(newest)
-        if not find_damage(newest):
-            check_settings(newest, config)
+    found = checkpoints_of(run)
+    for checkpoint in reversed(found):
+        check_version(checkpoint)
+        damage = find_damage(checkpoint)
+        if not damage:
+            return checkpoint
+        say(f"Skipping {checkpoint}: {damage}")
+    if found:
+        raise UsageError(
+            f"none of the {len(found)} checkpoints in {run}/checkpoints is valid: repair them, or start a "
+            "new run with another --out"
+        )
+    return None
 
 
 def check_version(checkpoint: Path) -> None:
@@ -92,9 +101,10 @@ def check_settings(checkpoint: Path, config: AgentConfig) -> None:
 
 
 def claim(file: TextIO, run: Path) -> None:
-    """Lock a run folder while its `file` LOCK is open, and write the number of this process into the file.
+    """Lock a run folder while its `file` LOCK is open, and remove what a killed run left unfinished.
 
-    If the folder is locked, raises UsageError with the name of the other process.
+    The number of this process is written into the file. If the folder is locked, raises UsageError with the
+    name of the other process.
     """
     if not lock(file, run / LOCK):
         file.seek(0)
@@ -103,3 +113,5 @@ def claim(file: TextIO, run: Path) -> None:
     file.truncate(0)
     file.write(f"process {os.getpid()} on {os.uname().nodename}")
     file.flush()
+    remove_leftovers(run)
+    remove_leftovers(run / "checkpoints")

@@ -16,11 +16,11 @@ from prompt_r1.training.checkpoint import (
     State,
     begin_states,
     load_tensors,
-    newest_checkpoint,
     read_state,
     save_checkpoint,
     tensors_of,
 )
+from prompt_r1.training.run_folder import newest_checkpoint
 from tests.support import tiny
 from tests.support.games import CPU
 from tests.support.json_server import free_ports

@@ -23,16 +23,9 @@ from prompt_r1.settings.fields import experiment_values
 from prompt_r1.settings.train import TrainConfig
 from prompt_r1.training import checkpoint
 from prompt_r1.training.best import Candidate
-from prompt_r1.training.checkpoint import (
-    State,
-    begin_states,
-    load_tensors,
-    newest_checkpoint,
-    read_state,
-    save_checkpoint,
-)
+from prompt_r1.training.checkpoint import State, begin_states, load_tensors, read_state, save_checkpoint
 from prompt_r1.training.report import write_report
-from prompt_r1.training.run_folder import LOCK, check_settings, checkpoints_of, open_run
+from prompt_r1.training.run_folder import LOCK, check_settings, checkpoints_of, newest_checkpoint, open_run
 from tests.support import tiny
 from tests.support.damage import Attack
 from tests.support.exports import file_size_limit, locked
@@ -219,10 +212,12 @@ def test_a_kill_while_a_checkpoint_or_agent_is_written_or_replaced_loses_no_olde
     folder = saved.folder / "checkpoints"
     (folder / "step-000002").rename(folder / sealed_folders.TEMPORARY)
     shutil.copytree(folder / "step-000001", sealed_folders.moved_aside(folder / "step-000001"))
-    assert saved.newest().name == "step-000001"
+    with locked(saved.folder):
+        assert saved.newest().name == "step-000001"
     (folder / "step-000001").rename(sealed_folders.moved_aside(folder / "step-000001"))
     sealed_folders.moved_aside(saved.folder / "agent").mkdir()
-    assert saved.newest().name == "step-000001"
+    with locked(saved.folder):
+        assert saved.newest().name == "step-000001"
     assert [path.name for path in folder.iterdir()] == ["step-000001"]
     assert (saved.folder / "agent").exists()
 
