@@ -18,7 +18,7 @@ from prompt_r1.training.best import Candidate
 from prompt_r1.training.checkpoint import State, load_tensors, read_state
 from prompt_r1.training.log import json_line, read_metrics
 from prompt_r1.training.record import Record
-from prompt_r1.training.run import Run, repetition_note
+from prompt_r1.training.run import Run
 from prompt_r1.training.run_folder import TEST_FILE, checkpoint_of, newest_checkpoint
 
 
@@ -42,8 +42,6 @@ def resume_run(run: Run) -> Record:
     found = ranks.on_first_rank(lambda: newest_checkpoint(run.folder, say=run.log.say))
     if found is not None:
         load_checkpoint(record, found)
-    elif note := repetition_note(config, len(run.questions.training)):
-        run.log.say(note)
     trained, final = record.state.trained_step, record.state.final_step
     run.log.begin_after(trained, steps=config.steps)
     ranks.on_first_rank(lambda: trim_run(run.folder, trained=trained, final=final))

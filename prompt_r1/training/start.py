@@ -27,7 +27,7 @@ from prompt_r1.training.log import Log
 from prompt_r1.training.loss_function import loss_of_run, try_loss
 from prompt_r1.training.models import layout_of, load_learner, load_reference, with_adapters
 from prompt_r1.training.preflight import ChosenTraining
-from prompt_r1.training.run import Run, RunQuestions, with_steps
+from prompt_r1.training.run import Run, RunQuestions, repetition_note, with_steps
 from prompt_r1.training.run_folder import LOCK, claim, open_run
 from prompt_r1.training.signals import Interrupt
 from prompt_r1.training.update import gap_limit_of, importance_cap_of
@@ -127,6 +127,8 @@ def open_parts(
     if ranks.device.type == "cpu":
         where += f", threads: {torch.get_num_threads()}"
     run.log.say(f"{folder}: agent {config.agent}, environment {config.env}, {where}")
+    if note := repetition_note(config, len(questions.training)):
+        run.log.say(note)
     if ranks.device.type == "cuda":
         warm_up(run)
     return run
