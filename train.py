@@ -64,7 +64,7 @@ def train(run: Run, record: Record) -> None:
             with ranks.shared_errors():  # An error on one rank is raised on all. (`wait_for` does so itself.)
                 # Score. A game that the environment broke has no reward.
                 rewards_PG = [
-                    score_games(group, rule=run.rule, own=run.own_reward) for group in trajectories_PG
+                    score_games(group, rule=config.base_rule, own=run.own_reward) for group in trajectories_PG
                 ]
 
                 # Compare. The advantage of a game is its distance from the other games of its question.

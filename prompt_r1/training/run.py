@@ -20,7 +20,7 @@ from prompt_r1.model.lora import adapters_removed
 from prompt_r1.model.packing import Packed
 from prompt_r1.model.policy import Policy
 from prompt_r1.pair.agent import Agent
-from prompt_r1.reward import OwnReward, Rule
+from prompt_r1.reward import OwnReward
 from prompt_r1.settings.train import TrainConfig
 from prompt_r1.training.batches import Batch, games_to_learn_from, micro_batches_of, mini_batches_of
 from prompt_r1.training.log import Log
@@ -82,7 +82,6 @@ class Run:
     reference: Policy | None  # The frozen start, for the KL; None: no KL.
     questions: RunQuestions
     # The user may replace the reward and the loss, and change the advantages.
-    rule: Rule  # eqs 12-15
     own_reward: OwnReward | None  # None: eq. 15 alone
     own_advantages: OwnAdvantages | None  # None: eq. 16 alone
     loss_function: LossFunction  # eq. 17

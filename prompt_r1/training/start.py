@@ -115,7 +115,6 @@ def open_parts(
         policy=policy,
         reference=reference,
         questions=questions,
-        rule=config.base_rule,
         own_reward=import_reward(config.reward) if config.reward else None,
         own_advantages=import_advantages(config.advantage_function) if config.advantage_function else None,
         loss_function=loss_of_run(config, importance_cap=importance_cap_of(policy)),

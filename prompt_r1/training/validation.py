@@ -44,7 +44,7 @@ def play_share(
     async def play_and_score() -> list[ScoredGame]:
         groups = await play_groups(dict(enumerate(own)), 1, play_one)
         trajectories = [game for [game] in groups]
-        rewards = score_games(trajectories, rule=run.rule, own=run.own_reward)
+        rewards = score_games(trajectories, rule=run.config.base_rule, own=run.own_reward)
         return [
             ScoredGame(trajectory, reward, advantage=None)
             for trajectory, reward in zip(trajectories, rewards, strict=True)

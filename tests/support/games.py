@@ -160,9 +160,9 @@ class Learner:
         """`settings` are those of SETTINGS that have other values here."""
         chosen = SETTINGS | settings
         assert len(chosen) == len(SETTINGS), f"unknown settings among {settings}"
-        self.config = SimpleNamespace(**chosen, advantage="standardised")
+        self.config = SimpleNamespace(**chosen, advantage="standardised", base_rule=None)
         self.policy, self.ranks, self.reference = policy, ranks, reference
-        self.rule = self.own_reward = self.own_advantages = None
+        self.own_reward = self.own_advantages = None
         self.loss_function = loss_of_run(self.config, importance_cap=importance_cap_of(policy))
         self.optimizer = torch.optim.AdamW(policy.parameters(), lr=lr)
         self.gap_limit = gap_limit

@@ -127,7 +127,6 @@ def resume(
         reference=None,
         questions=SimpleNamespace(training=questions, validation=validation, test=()),
         optimizer=optimizer,
-        rule=RULES["release"],
         own_reward=None,
         own_advantages=None,
         loss_function=grpo_loss,

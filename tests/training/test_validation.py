@@ -45,7 +45,7 @@ def test_after_a_share_of_games_the_cache_of_the_agent_holds_none_of_them():
     run = SimpleNamespace(
         ranks=ONE_RANK,
         environment=None,
-        rule=RULES["release"],
+        config=SimpleNamespace(base_rule=RULES["release"]),
         own_reward=None,
         wait_for=play,
         log=SimpleNamespace(write_games=lambda name, games_PG: events.append(f"write {name}")),
