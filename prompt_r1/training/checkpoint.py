@@ -76,7 +76,7 @@ def save_checkpoint(
             str(temporary), fqn_to_index_mapping=_file_numbers(tensors, ranks), save_distributed=True
         )
         with _no_warning_of_one_process():
-            dcp.save(tensors, storage_writer=writer, no_dist=ranks.count == 1)
+            dcp.save(tensors, storage_writer=writer)
 
         def finish() -> None:
             (temporary / "state.json").write_text(json.dumps(asdict(state)), "utf-8")
@@ -116,7 +116,7 @@ def read_state(checkpoint: Path) -> State:
     return State(**values, best=None if best is None else Candidate(**best))
 
 
-def load_tensors(checkpoint: Path, policy: Policy, optimizer: Optimizer, ranks: Ranks) -> None:
+def load_tensors(checkpoint: Path, policy: Policy, optimizer: Optimizer) -> None:
     """Load the tensors of a checkpoint into policy and optimizer, in place.
 
     The checkpoint must be from a run with the same settings and the same start, so that it has the same
@@ -126,7 +126,7 @@ def load_tensors(checkpoint: Path, policy: Policy, optimizer: Optimizer, ranks: 
     reader = HuggingFaceStorageReader(str(checkpoint))
     try:
         with _no_warning_of_one_process():
-            dcp.load(tensors, storage_reader=reader, no_dist=ranks.count == 1)
+            dcp.load(tensors, storage_reader=reader)
     except NOT_THESE_TENSORS as error:
         reason = first_line(_cause(error))
         raise UsageError(
@@ -189,7 +189,7 @@ def resumable_writes(folder: Path, ranks: Ranks) -> Iterator[None]:
 
 @contextmanager
 def _no_warning_of_one_process() -> Iterator[None]:
-    """Silence DCP, which warns in every call if there is no process group."""
+    """Silence DCP, which warns in every call that without a process group it saves or loads alone."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
         yield

@@ -63,7 +63,7 @@ def load_checkpoint(record: Record, checkpoint: Path) -> None:
     record.state = saved
     export_if_missing(record)
     record.saved = record.state
-    load_tensors(checkpoint, run.policy, run.optimizer, run.ranks)
+    load_tensors(checkpoint, run.policy, run.optimizer)
     run.refresh()
 
 
@@ -91,7 +91,7 @@ def export_if_missing(record: Record) -> None:
         best = Candidate(step, em=None, reward=0.0)
         record.state = replace(record.state, best=best)
         checkpoint = checkpoint_of(run.folder, step)
-    load_tensors(checkpoint, run.policy, run.optimizer, run.ranks)
+    load_tensors(checkpoint, run.policy, run.optimizer)
     lines = {line["step"]: line for line in read_metrics(run.folder)}
     record.export(lines.get(best.step, {"step": best.step}))
 

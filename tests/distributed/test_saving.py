@@ -72,7 +72,7 @@ def load_damaged(rank: int, port: int, folder: Path) -> None:
         file.write_bytes(b"\xff" * 8 + file.read_bytes()[8:])  # It keeps its size.
     ranks.barrier()
     try:
-        load_tensors(checkpoint_folder, policy, optimizer, ranks)
+        load_tensors(checkpoint_folder, policy, optimizer)
     except UsageError as error:
         (folder / f"rank{rank}").write_text(str(error))
     os._exit(0)

@@ -61,7 +61,7 @@ def train_or_resume(rank: int, count: int, parallel: str, port: int, folder: Pat
     else:
         newest = ranks.on_first_rank(lambda: newest_checkpoint(folder, say=print))
         step += read_state(newest).trained_step
-        load_tensors(newest, policy, optimizer, ranks)
+        load_tensors(newest, policy, optimizer)
     tensors = {name: full_tensor(tensor).clone() for name, tensor in tensors_of(policy, optimizer).items()}
     if begins and ranks.is_first:
         torch.save(tensors, folder / "tensors.pt")

@@ -63,7 +63,7 @@ class TinyRun:
     def load(self, checkpoint: Path) -> State:
         check_settings(checkpoint, self.config)
         state = read_state(checkpoint)
-        load_tensors(checkpoint, self.policy, self.optimizer, ONE_RANK)
+        load_tensors(checkpoint, self.policy, self.optimizer)
         return state
 
     def weights(self) -> list[torch.Tensor]:
