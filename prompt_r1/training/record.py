@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from prompt_r1.environments.budget import OutOfBudget
 from prompt_r1.errors import Interrupted, Resumable, UsageError
@@ -31,8 +31,7 @@ class Record:
     state: State
     alarms: Alarms
     saved: State | None = None  # what the newest checkpoint holds
-    # Why consecutive steps had no optimiser step; [] if the last step had one.
-    idle_reasons: list[str] = field(default_factory=list)
+    idle_steps: int = 0  # the newest steps, all of them without an optimiser step
 
     def remaining_steps(self) -> range:
         """The numbers of the steps that are not trained yet."""
@@ -163,7 +162,10 @@ class Record:
     def stop_if_idle(self, stats: UpdateStats, *, environment_failed: bool) -> None:
         """Raise Resumable after IDLE_STEPS consecutive steps in which nothing was learned."""
         if stats.taken:
-            self.idle_reasons.clear()
+            self.idle_steps = 0
+            return
+        self.idle_steps += 1
+        if self.idle_steps < IDLE_STEPS:
             return
         if stats.skipped:
             reason = "the loss or its gradient was not finite (try a smaller --lr)"
@@ -174,10 +176,7 @@ class Record:
                 "every game was cut off, and --mask-truncated leaves such games out (start a new run with "
                 "larger --max-new and --max-tokens)"
             )
-        self.idle_reasons.append(reason)
-        if len(self.idle_reasons) == IDLE_STEPS:
-            reasons = " or ".join(dict.fromkeys(self.idle_reasons))
-            raise Resumable(f"nothing was learned in {IDLE_STEPS} steps in a row: {reasons}")
+        raise Resumable(f"nothing was learned in {IDLE_STEPS} steps in a row; in the last one, {reason}")
 
     def free_for_test(self) -> None:
         """Let go of the optimiser, the reference and the KV cache, so that the test can load its agents.
