@@ -28,8 +28,13 @@ class Candidate:
         return (self.em, self.reward) > (best.em, best.reward)
 
 
-def em_of_validation(metrics: Mapping[str, float]) -> float | None:
-    """EM of a validation, in which the games that the environment broke count as wrong.
+def candidate_of(metrics: Mapping[str, float]) -> Candidate:
+    """The agent of a step, by the step's line in metrics.jsonl."""
+    return Candidate(int(metrics["step"]), _em_of(metrics), reward=metrics.get("val/reward", 0.0))
+
+
+def _em_of(metrics: Mapping[str, float]) -> float | None:
+    """EM in the validation of a step, in which the games that the environment broke count as wrong.
 
     None: there was no validation, or every game broke. Games of hard questions make more calls, so they
     break more often. val/em leaves them out. If val/em decided, then after an outage an agent that answered

@@ -9,7 +9,7 @@ from prompt_r1.errors import Interrupted, Resumable, UsageError
 from prompt_r1.model.distributed import stop_ranks
 from prompt_r1.pair.named_agent import exported_step
 from prompt_r1.training.alarms import Alarms
-from prompt_r1.training.best import Candidate, em_of_validation
+from prompt_r1.training.best import candidate_of
 from prompt_r1.training.checkpoint import State, save_checkpoint
 from prompt_r1.training.export import export_agent
 from prompt_r1.training.metrics import add_spending, step_metrics, total_spent
@@ -113,17 +113,12 @@ class Record:
 
     def note_if_best(self, metrics: Mapping[str, float]) -> bool:
         """Return whether the agent of this step is the best so far. If so, the state names it."""
-        step, em = self.state.trained_step, em_of_validation(metrics)
-        if step == 0 and em is None:
+        agent = candidate_of(metrics)
+        if agent.step == 0 and agent.em is None:
             return False  # The untrained agent is kept only if a validation has judged it.
-        agent = Candidate(step, em, reward=metrics.get("val/reward", 0.0))
         # A user's own reward decides before EM, because EM may know only one of several right answers.
         is_best = agent.is_better_than(self.state.best, reward_first=bool(self.run.config.reward))
         if is_best:
-            if em is None and self.run.config.val_data and self.state.best is None:
-                self.run.log.say(
-                    "The environment broke every validation game: the newest agent counts as the best"
-                )
             self.state = replace(self.state, best=agent)
         return is_best
 
