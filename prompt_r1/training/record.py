@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from prompt_r1.environments.budget import OutOfBudget
-from prompt_r1.errors import Interrupted, Resumable, UsageError
+from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.model.distributed import stop_ranks
 from prompt_r1.pair.named_agent import exported_step
 from prompt_r1.training.alarms import Alarms
@@ -206,10 +206,10 @@ class Record:
         except UsageError as error:
             raise self.save_and_stop(error) from None
 
-    def save_and_stop(self, error: Resumable | UsageError) -> Exception:
+    def save_and_stop(self, error: Resumable | UsageError) -> Resumable | UsageError:
         """Save after an error that ended the run on every rank, and return the error to raise.
 
-        This is the same error with the advice to repeat the command. Before the first step has been trained,
+        It has the same type, and the advice to repeat the command. Before the first step has been trained,
         a UsageError is returned as it is, and nothing is saved. (A lost rank never comes here: `start_run`
         raises its error.)
         """
@@ -217,8 +217,7 @@ class Record:
             return error
         self.save()
         stop_ranks(self.run.ranks)  # all ranks have agreed on this stop
-        kind = type(error) if isinstance(error, (Interrupted, UsageError)) else Resumable
         sentence = f"{error}; stopped after step {self.state.trained_step}"
         if not isinstance(error, OutOfBudget):  # Its own sentence says that a larger limit is needed.
             sentence += ", the same command resumes the run"
-        return kind(sentence)
+        return type(error)(sentence)

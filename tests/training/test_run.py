@@ -395,11 +395,7 @@ def test_an_alarm_is_reported_once_with_its_page_and_the_run_continues(base, tmp
     ("skipped", "failed", "reason"),
     [
         (0, True, "in 3 steps in a row; in the last one, the environment broke every group$"),
-        (
-            2,
-            False,
-            "in the last one, the loss or its gradient was not finite .* smaller --lr.$",
-        ),
+        (2, False, "in the last one, the loss or its gradient was not finite .* smaller --lr.$"),
         (0, False, "in 3 steps in a row; in the last one, every game was cut off, .* larger --max-new"),
     ],
 )
