@@ -41,7 +41,6 @@ Beside a run:
 
     dry_run        estimate what a run will cost
     forked_ranks   the processes of the ranks on a CPU, without torchrun
-    settings       the settings of the warm start
     warm_start     teach the format by recorded games, a program of its own
     supervised     fine-tune an agent on games
 

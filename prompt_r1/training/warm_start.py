@@ -37,7 +37,7 @@ from prompt_r1.protocol import Codec, parse
 from prompt_r1.rollout import trajectory_of
 from prompt_r1.settings.agent import is_mini_data
 from prompt_r1.settings.train import preset_of
-from prompt_r1.training.settings import FineTuningConfig
+from prompt_r1.training.preflight import FineTuningConfig
 from prompt_r1.training.supervised import fine_tune_agent
 from prompt_r1.types import Question, Trajectory, Turn
 
