@@ -28,7 +28,7 @@ from prompt_r1.training.loss_function import loss_of_run, try_loss
 from prompt_r1.training.models import layout_of, load_learner, load_reference, with_adapters
 from prompt_r1.training.preflight import ChosenTraining
 from prompt_r1.training.run import Run, RunQuestions, repetition_note, with_steps
-from prompt_r1.training.run_folder import LOCK, claim, open_run
+from prompt_r1.training.run_folder import LOCK, claim
 from prompt_r1.training.signals import Interrupt
 from prompt_r1.training.update import gap_limit_of, importance_cap_of
 from prompt_r1.types import Completion, Question, ScoredGame, Trajectory
@@ -54,7 +54,7 @@ def start_run(chosen: ChosenTraining) -> Iterator[Run]:
                 # each backward in a fork whose parent has called one.
                 with ranks.shared_errors():
                     try_loss(config)
-            folder = ranks.on_first_rank(lambda: open_run(config.out))
+            folder = Path(config.out)  # `read_training` has made it.
             with (folder / LOCK).open("a+") as lock, asyncio.Runner() as runner:
                 ranks.on_first_rank(lambda: claim(lock, folder))
                 run = open_parts(chosen, folder, ranks, runner, interrupt)
