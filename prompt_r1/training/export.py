@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
-from torch import Tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from transformers import AutoConfig
 
@@ -67,11 +66,19 @@ def export_agent(
 
         def write() -> None:
             with resumable_writes(folder, ranks):
-                home = model_folder(base)
-                temporary = new_temporary(folder)
                 for name, layer in adapted.items():
                     weights[f"{name}.weight"] = layer.merged_weight().cpu()
-                _write_model(policy, weights, home, temporary, metrics)
+                home = model_folder(base)
+                dtype = _exported_dtype(policy, home)
+                temporary = new_temporary(folder)
+                _write_weights(policy, weights, dtype, temporary)
+                _copy_files_of_base(home, temporary)
+                _set_dtype(temporary / "config.json", dtype)
+                step = dict(metrics)
+                if dtype != torch.float32:
+                    step[ROUNDED_AWAY] = share_rounded_away(weights, home, dtype)
+                    _warn_if_rounded_away(step[ROUNDED_AWAY], dtype)
+                (temporary / STEP_FILE).write_text(json.dumps(step, indent=1), "utf-8")
                 write_yaml(config, temporary / GAME_FILE)
                 if adapted:
                     save_adapters(adapted, temporary / "adapter", base=base)
@@ -80,33 +87,22 @@ def export_agent(
         ranks.on_first_rank(write)
 
 
-def _write_model(
-    policy: Policy, weights: Mapping[str, Any], home: Path, folder: Path, metrics: Mapping[str, float]
-) -> None:
-    """Write the weights, the metrics, and copies of the files of the base model in `home`."""
-    dtype = _exported_dtype(policy, home)
-    if dtype != torch.float32:
-        share = share_rounded_away(weights, home, dtype)
-        metrics = {**metrics, ROUNDED_AWAY: share}
-        if share > MAX_ROUNDED_AWAY:
-            logger.warning(
-                "%.0f %% of the weights that training has changed have their old value in the export: "
-                "%s has too few digits for such small changes; give --dtype float32, or a larger --lr",
-                100 * share,
-                _name_of(dtype),
-            )
-    tied = policy.model.all_tied_weights_keys  # second names of weights
+def _write_weights(policy: Policy, weights: Mapping[str, Any], dtype: torch.dtype, folder: Path) -> None:
+    """Write the weights in `dtype`. Tied weights are written once, by their first name."""
+    second_names = policy.model.all_tied_weights_keys
     exported = {}
     for name, tensor in weights.items():
-        if name not in tied:
+        if name not in second_names:
             exported[name] = tensor.to(dtype) if tensor.is_floating_point() else tensor
     policy.model.save_pretrained(folder, state_dict=exported)
+
+
+def _copy_files_of_base(home: Path, folder: Path) -> None:
+    """Copy configuration and tokenizer of the base model in `home`."""
     for pattern in COPIED:
         for path in home.glob(pattern):
             if path.is_file():
                 shutil.copyfile(path, folder / path.name)
-    _set_dtype(folder / "config.json", dtype)
-    (folder / STEP_FILE).write_text(json.dumps(metrics, indent=1), "utf-8")
 
 
 def _exported_dtype(policy: Policy, home: Path) -> torch.dtype:
@@ -132,7 +128,7 @@ def _name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def share_rounded_away(weights: Mapping[str, Tensor], home: Path, dtype: torch.dtype) -> float:
+def share_rounded_away(weights: Mapping[str, Any], home: Path, dtype: torch.dtype) -> float:
     """The share of the changed weights whose change is lost when they are rounded to `dtype`.
 
     The old values are read from the folder `home`, one tensor at a time.
@@ -149,6 +145,16 @@ def share_rounded_away(weights: Mapping[str, Tensor], home: Path, dtype: torch.d
                 changed += int(is_changed.sum())
                 rounded_away += int(is_rounded_away.sum())
     return rounded_away / changed if changed else 0.0
+
+
+def _warn_if_rounded_away(share: float, dtype: torch.dtype) -> None:
+    if share > MAX_ROUNDED_AWAY:
+        logger.warning(
+            "%.0f %% of the weights that training has changed have their old value in the export: "
+            "%s has too few digits for such small changes; give --dtype float32, or a larger --lr",
+            100 * share,
+            _name_of(dtype),
+        )
 
 
 def save_adapters(adapted: Mapping[str, LoRA], folder: Path, *, base: str) -> None:
