@@ -1,7 +1,6 @@
 """Signals that stop a run: which they are, and what they cancel."""
 
 import asyncio
-import math
 import signal
 import time
 from collections.abc import Callable, Coroutine
@@ -38,7 +37,7 @@ class Interrupt:
 
     def __init__(self) -> None:
         self.stop: Resumable | None = None  # The error that ends the run; None: no signal has been received.
-        self.last_ctrl_c = -math.inf  # monotonic seconds
+        self.last_ctrl_c: float | None = None  # monotonic seconds
         self.training_began = False  # Set by train.py. From then on there is something to save.
         self._cancel: Callable[[], object] = lambda: None
 
@@ -47,7 +46,7 @@ class Interrupt:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self.last_ctrl_c > -math.inf:
+        if self.last_ctrl_c is not None:
             # The copy of this Ctrl-C (see SAME_CTRL_C) may come only now, and must not interrupt the end of
             # the run. So its handler stays.
             self._before.pop(signal.SIGINT)
@@ -74,11 +73,11 @@ class Interrupt:
     def _receive(self, number: int, frame: FrameType | None) -> None:
         is_ctrl_c = number == signal.SIGINT
         if is_ctrl_c:
-            seconds_since_last = time.monotonic() - self.last_ctrl_c
-            if seconds_since_last <= SAME_CTRL_C:
+            now, before = time.monotonic(), self.last_ctrl_c
+            if before is not None and now - before <= SAME_CTRL_C:
                 return
-            self.last_ctrl_c = time.monotonic()
-            if seconds_since_last < math.inf:  # It is the second one.
+            self.last_ctrl_c = now
+            if before is not None:
                 raise KeyboardInterrupt
         reason = f"{signal.Signals(number).name} was received"
         if not self.training_began:
