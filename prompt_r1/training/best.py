@@ -17,12 +17,12 @@ class Candidate:
 
         Higher EM wins. If EM is equal, higher reward wins. With `reward_first`, reward decides before EM. Of
         equal agents the first stays the best: a later agent may have collapsed. While no validation has
-        judged an agent, the newest counts as the best.
+        judged an agent, the newest trained agent counts as the best.
         """
+        if self.em is None:
+            return self.step > 0 and (best is None or best.em is None)
         if best is None or best.em is None:
             return True
-        if self.em is None:
-            return False
         if reward_first:
             return (self.reward, self.em) > (best.reward, best.em)
         return (self.em, self.reward) > (best.em, best.reward)

@@ -1,6 +1,6 @@
 """What a training run writes down, step by step: metrics, validation, the best agent, checkpoints, alarms."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -89,9 +89,12 @@ class Record:
             metrics = log.write_metrics(metrics)
 
         # Save and export, if there is something to keep.
-        is_best = is_due and self.note_if_best(metrics)
+        agent = candidate_of(metrics)
+        # A user's own reward decides before EM, because EM may know only one of several right answers.
+        is_best = is_due and agent.is_better_than(self.state.best, reward_first=bool(config.reward))
         if is_best or (is_due and step > 0):
-            self.state = replace(self.state, open_line={})
+            best = agent if is_best else self.state.best
+            self.state = replace(self.state, open_line={}, best=best)
             self.save()
             if is_best:
                 self.export(metrics)
@@ -110,17 +113,6 @@ class Record:
         """Play greedy games of the validation questions, and return the metrics val/*."""
         with self.run.log.phase("validation"), self.checkpoint_on_user_error():
             return validation_metrics(self.run, step=self.state.trained_step)
-
-    def note_if_best(self, metrics: Mapping[str, float]) -> bool:
-        """Return whether the agent of this step is the best so far. If so, the state names it."""
-        agent = candidate_of(metrics)
-        if agent.step == 0 and agent.em is None:
-            return False  # The untrained agent is kept only if a validation has judged it.
-        # A user's own reward decides before EM, because EM may know only one of several right answers.
-        is_best = agent.is_better_than(self.state.best, reward_first=bool(self.run.config.reward))
-        if is_best:
-            self.state = replace(self.state, best=agent)
-        return is_best
 
     def save(self) -> None:
         """Write a checkpoint, unless the newest has this state. Raises Resumable if it cannot be written."""
