@@ -75,7 +75,7 @@ class ScriptedRecord(Record):
     validation: dict[str, float] = field(default_factory=dict)  # metrics of the next validation
 
     def validate(self) -> dict[str, float]:
-        return self.validation
+        return self.validation | {"val/format": 1.0}
 
     def step(self, **metrics: float) -> None:
         """Take the next step and finish it with metrics; `val_em` stands for "val/em"."""
