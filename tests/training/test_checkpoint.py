@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.model.distributed import Ranks
 from prompt_r1.programs import sealed_folders
-from prompt_r1.settings.fields import experiment_values
+from prompt_r1.settings.fields import experiment_values, write_yaml
 from prompt_r1.settings.train import TrainConfig
 from prompt_r1.training import checkpoint
 from prompt_r1.training.best import Candidate
@@ -244,6 +244,7 @@ def test_a_run_whose_checkpoints_were_deleted_is_not_replaced(saved, tmp_path):
 def test_a_report_that_was_made_before_the_first_checkpoint_hinders_no_start(tmp_path):
     """A bug: after a kill and a report by hand, the next start said that its checkpoints were gone."""
     with locked(tmp_path):
+        write_yaml(CONFIG, tmp_path / "config.yaml")
         (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
         write_report(tmp_path)
         assert open_run(str(tmp_path)) == tmp_path
