@@ -8,7 +8,7 @@ Two rules keep training correct:
 """
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from prompt_r1.chat_template import PieceEncoder, closing_tokens, decode, frame_of, name_of, opened_think
@@ -115,14 +115,12 @@ def shown_reply(reply: str) -> str:
 class Codec:
     """Converts the turns of a game between text and tokens, by the two rules above.
 
-    Works with any Hugging Face tokenizer whose chat template has a frame. A turn ends with the token by which
-    the template ends a message, with the tokenizer's eos token, or with one of `more_stop_ids`. Raises
-    UsageError if the tokenizer or its chat template cannot be used.
+    Works with any Hugging Face tokenizer whose chat template has a frame. A turn ends with one of `stop_ids`:
+    the token by which the template ends a message, the tokenizer's eos token, and those that `load_agent`
+    adds. Raises UsageError if the tokenizer or its chat template cannot be used.
     """
 
-    def __init__(
-        self, tokenizer: "PreTrainedTokenizerBase", instruction: str, more_stop_ids: Collection[int] = ()
-    ) -> None:
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", instruction: str) -> None:
         self.tokenizer = tokenizer
         # The frame is tried with a message like the first one of a game.
         self.frame = frame_of(tokenizer, f"Question: Who?\n{instruction}")
@@ -137,7 +135,7 @@ class Codec:
         self._close = closing_tokens(before_reply, tokenizer, not_ends=TAGS)
         self._reply_head = before_reply[len(self._close) :]
         self.turn_end: int = self._close[-1] if self._close else tokenizer.eos_token_id
-        self.stop_ids = frozenset({self.turn_end, tokenizer.eos_token_id, *more_stop_ids} - {None})
+        self.stop_ids = frozenset({self.turn_end, tokenizer.eos_token_id} - {None})
         self._opening_head = self.encoder.trusted_start(self.frame.before_user + "Question:")
         self.opening_tail = self.encoder.trusted(f"\n{instruction}{self.frame.generation}")
         self._reply_tail = self.encoder.trusted(f"</interaction_response>{self.frame.generation}")

@@ -81,7 +81,8 @@ def decode(tokens: list[int]) -> str:
 
 def test_a_turn_that_ends_at_another_end_token_is_closed_as_the_template_does():
     """A model may have several; the template writes one of them."""
-    c = Codec(tiny.tokenizer(), INSTRUCTIONS["paper"], {5})
+    c = Codec(tiny.tokenizer(), INSTRUCTIONS["paper"])
+    c.stop_ids |= {5}
     assert c.reply("x", after=5) == [c.turn_end, *c.reply("x", after=c.turn_end)]
 
 

@@ -55,22 +55,23 @@ def load_agent(path: str | Path, config: AgentConfig, device: torch.device) -> A
     # bfloat16 is slow on a CPU.
     compute = torch.float32 if device.type == "cpu" else getattr(torch, config.dtype)
     # A tokenizer or chat template that cannot be used is reported before the weights are loaded.
-    tokenizer = load_codec(path, config).tokenizer
+    codec = load_codec(path, config)
     policy = load_policy(
         path,
         device=device,
         compute_dtype=compute,
         weights_dtype=compute,
         temperature=config.temperature,
-        vocabulary=vocabulary_of(tokenizer),
+        vocabulary=vocabulary_of(codec.tokenizer),
         max_tokens=config.max_tokens,
     )
     check_model(policy)
     # The special tokens that the model's generation config lists also end a turn. Ordinary tokens do not,
     # because transformers may list one by mistake if the model has no generation config.
-    added = tokenizer.added_tokens_decoder
-    ends = [end for end in policy.end_ids if end in added and added[end].special]
-    return Agent(policy, Codec(tokenizer, config.instruction_text, ends), config.game)
+    added_tokens = codec.tokenizer.added_tokens_decoder
+    special = {token for token, added in added_tokens.items() if added.special}
+    codec.stop_ids |= policy.end_ids & special
+    return Agent(policy, codec, config.game)
 
 
 def load_codec(path: str | Path, config: AgentConfig) -> Codec:
