@@ -42,9 +42,8 @@ def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=1024)
-    except (OSError, UnicodeError) as error:  # A text that cannot be the name of a host raises UnicodeError.
-        reason = getattr(error, "strerror", None) or error
-        raise UsageError(f"cannot listen at {host}, port {port}: {reason}") from None
+    except OSError as error:
+        raise UsageError(f"cannot listen at {host}, port {port}: {error.strerror}") from None
 
 
 def _serve(chosen: ChosenPair[ServeConfig], listener: socket.socket) -> None:
