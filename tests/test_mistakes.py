@@ -95,6 +95,7 @@ SEEN_BEFORE_TORCH = [
     ("train.py --config mini --data /dev/null", "/dev/null: not a file of rows; give one"),
     ("train.py --config mini --data folder", "folder: not a file of rows; give one"),
     ("train.py --config mini --data empty.jsonl", "there are no questions in it"),
+    ("train.py --config mini --data deep.jsonl", "deep.jsonl, row 1: not JSON"),
     ("evaluate.py --method direct --env mini --data notes.docx", "notes.docx"),
     ("evaluate.py --method direct --env mini --data mini:moon", "no part 'moon'"),
     # agents and run folders
@@ -166,6 +167,7 @@ def folder(tmp_path, asking_agent, monkeypatch) -> Path:
         "broken.yaml": "a: [\n",
         "empty.jsonl": "\n",
         "good.jsonl": '{"question": "Who?", "answer": "Anna"}\n',
+        "deep.jsonl": "[" * 100_000,
         "notes.docx": "notes",
         "unweighted/config.json": "{}",
         "unweighted/tokenizer.json": "{}",

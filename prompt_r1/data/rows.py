@@ -70,7 +70,7 @@ def _json_value(text: str, where: str) -> object:
     """The value of a JSON text. Raises UsageError, whose text begins with `where`."""
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         beginning = text.lstrip()[:40]
         raise UsageError(
             f"{where}: not JSON ({error}), it begins with {beginning!r}: write one object in each line "
