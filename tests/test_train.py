@@ -112,7 +112,7 @@ def test_a_call_names_its_question_the_number_of_its_game_and_the_epoch(asking_a
     assert not any(metrics["env/reused"] for metrics in read_metrics(run))
 
 
-def test_a_run_of_two_epochs_says_that_it_repeats_its_questions_once(asking_agent, tmp_path, capsys):
+def test_a_run_of_two_epochs_says_at_each_start_that_it_repeats_its_questions(asking_agent, tmp_path, capsys):
     """Its config.yaml has the number of steps, so that it documents the run without the questions."""
     data = write_questions(tmp_path, "Who?", "When?", "Why?")
     line = ["--agent", asking_agent, "--out", tmp_path / "run", "--data", data, "--val-data", "none"]
@@ -124,8 +124,8 @@ def test_a_run_of_two_epochs_says_that_it_repeats_its_questions_once(asking_agen
     assert capsys.readouterr().out.count("3 questions 2.0 times") == 1
     saved = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
     assert (saved["steps"], saved["epochs"]) == (3, 0)
-    run_here("train.py", *line, *settings)  # It is finished.
-    assert " times" not in capsys.readouterr().out
+    run_here("train.py", *line, *settings)  # It is finished, and says so again.
+    assert capsys.readouterr().out.count("3 questions 2.0 times") == 1
 
 
 def test_the_final_table_compares_greedy_games_of_the_untrained_agent_and_the_best_one(
