@@ -16,7 +16,7 @@ from prompt_r1.evaluation.methods import METHODS
 from prompt_r1.evaluation.predictions import System, short_names
 from prompt_r1.evaluation.searches import Algorithm
 from prompt_r1.spending import Spending
-from prompt_r1.training.dry_run import Case, Estimate, cases_of, mean_bytes, shown_estimate
+from prompt_r1.training.dry_run import Case, Estimate, cases_of, mean_bytes, prices_of_cases, shown_estimate
 from prompt_r1.types import GameSettings
 
 # Tokens of the texts of a search, in the two cases:
@@ -78,8 +78,8 @@ def cost_of_searches(evaluation: Evaluation, system: System, case: Case, algorit
     """What the searches of a system cost in one case."""
     request = request_of(system.environment)
     optimizer = evaluation.config.optimizer_env or system.environment
-    price_of_optimizer = evaluation.prices[optimizer.split(",")[0]]
-    optimizer_call = price_of_optimizer.of_call(OPTIMIZER_READS[case.name], OPTIMIZER_WRITES[case.name])
+    price = prices_of_cases([evaluation.prices[name] for name in optimizer.split(",")])[case.name]
+    optimizer_call = price.of_call(OPTIMIZER_READS[case.name], OPTIMIZER_WRITES[case.name])
     calls = evaluation.config.optimize_calls or algorithm.authors_calls
     share = algorithm.optimizer_share if case.name == "likely" else HIGHEST_SHARE
     optimizer_calls = round(calls * share)

@@ -78,10 +78,7 @@ def cases_of(
     longest = limit_in(fields) or LONG_REPLY
     # The prompt of the last turn is not sent. With --env none there is one turn, and no call.
     most_calls = game.max_turns - 1
-    mean_price = Price(
-        fmean(price.tokens_in for price in prices), fmean(price.tokens_out for price in prices)
-    )
-    highest_price = max(prices, key=lambda price: price.tokens_in + price.tokens_out)
+    price = prices_of_cases(prices)
     return [
         Case(
             "likely",
@@ -89,7 +86,7 @@ def cases_of(
             prompt=min(question_bytes // 4, game.max_new),
             reply=min(REPLY, longest),
             bytes_per_token=4,
-            price=mean_price,
+            price=price["likely"],
         ),
         Case(
             "high",
@@ -97,9 +94,18 @@ def cases_of(
             prompt=game.max_new,
             reply=longest,
             bytes_per_token=3,
-            price=highest_price,
+            price=price["high"],
         ),
     ]
+
+
+def prices_of_cases(prices: Sequence[Price]) -> dict[str, Price]:
+    """The price of a call to one of several environments, by the name of the case: their mean and highest."""
+    mean_price = Price(
+        fmean(price.tokens_in for price in prices), fmean(price.tokens_out for price in prices)
+    )
+    highest_price = max(prices, key=lambda price: price.tokens_in + price.tokens_out)
+    return {"likely": mean_price, "high": highest_price}
 
 
 def estimate(config: TrainConfig) -> str:

@@ -7,6 +7,8 @@ import re
 
 import pytest
 
+from prompt_r1.evaluation.dry_run import estimate
+from prompt_r1.evaluation.preflight import read_evaluation
 from tests.support.mini_server import FaultyServer, with_server
 from tests.support.paths import ROOT
 from tests.support.shell import runner_in
@@ -93,3 +95,22 @@ def test_the_estimate_of_an_evaluation_holds_what_a_server_counts(tmp_path):
     methods = "--method direct cot opro textgrad gepa --optimize-calls 400 --optimize-examples 12"
     train = "--train-data mini:validation --limit 60 --env-concurrency 16"
     compare(tmp_path, f"python evaluate.py {methods} {QUESTIONS} {train} --out results")
+
+
+@pytest.mark.parametrize("names", ["cheap,dear", "dear,cheap"])
+def test_every_optimizer_counts_in_the_estimate_of_a_search(names):
+    """A bug: of several names in --optimizer-env only the first one's price counted, so high was too low.
+
+    The searches of these names ask the same environment, which is free. Only the optimisers cost something.
+    """
+
+    def dollars(optimizer: str, prices: str) -> dict[str, float]:
+        search = "--dry-run --method opro --data mini:pop --limit 5 --env free --optimize-calls 400000"
+        line = f"{search} --env-price 0,0 {prices} --optimizer-env {optimizer}"
+        rows = estimated(estimate(read_evaluation(line.split())))
+        return {name: row["usd"] for name, row in rows.items()}
+
+    cheap, dear = dollars("cheap", "1,1"), dollars("dear", "3,9")
+    both = dollars(names, "1,1 3,9" if names == "cheap,dear" else "3,9 1,1")
+    assert both["high"] == dear["high"] > cheap["high"]
+    assert both["likely"] == pytest.approx((cheap["likely"] + dear["likely"]) / 2, abs=0.01)
