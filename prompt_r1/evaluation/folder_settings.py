@@ -42,8 +42,7 @@ def contents_of(folder: Path) -> dict[str, Any]:
 
 def settings_in_common(config: EvaluateConfig, seed: int) -> dict[str, Any]:
     """The settings that define the experiment, as YAML holds them."""
-    values = experiment_values(config) | {"seed": seed}
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+    return experiment_values(config) | {"seed": seed}
 
 
 def keep_settings(evaluation: Evaluation) -> None:

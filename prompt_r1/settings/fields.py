@@ -125,8 +125,13 @@ def flag_of(name: str) -> str:
 
 
 def experiment_values(config: Any) -> dict[str, Any]:
-    """The values of the settings that define an experiment."""
-    return {one.name: getattr(config, one.name) for one in settings_of(config) if one.defines_experiment}
+    """The values of the settings that define an experiment, as YAML holds them: a tuple is a list."""
+    values = {}
+    for one in settings_of(config):
+        if one.defines_experiment:
+            value = getattr(config, one.name)
+            values[one.name] = list(value) if isinstance(value, tuple) else value
+    return values
 
 
 def check_number(name: str, value: float, allowed: Range) -> None:

@@ -91,8 +91,7 @@ def check_settings(checkpoint: Path, config: AgentConfig) -> None:
     Settings that do not identify a run may differ, such as the number of steps, or the device.
     """
     before = read_mapping(checkpoint / "config.yaml")
-    for name, value in experiment_values(config).items():
-        now = list(value) if isinstance(value, tuple) else value
+    for name, now in experiment_values(config).items():
         if before.get(name) != now:
             raise UsageError(
                 f"{checkpoint} was made with {name} = {before.get(name)!r}, not {now!r}: "

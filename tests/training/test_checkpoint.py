@@ -283,7 +283,8 @@ def another(value: object) -> object:
 
 
 def test_a_resume_with_another_identifying_setting_is_refused(saved):
-    for setting, value in experiment_values(CONFIG).items():
+    for setting in experiment_values(CONFIG):
+        value = getattr(CONFIG, setting)
         now = another(value)
         other = TinyRun(saved.folder, config=replace(CONFIG, **{setting: now}))
         values = [list(one) if isinstance(one, tuple) else one for one in (value, now)]
