@@ -24,7 +24,7 @@ from prompt_r1.evaluation.methods import METHODS
 from prompt_r1.evaluation.predictions import System
 from prompt_r1.evaluation.searches import Algorithm, Data, RequestFields, data_of_searches
 from prompt_r1.evaluation.settings import EvaluateConfig
-from prompt_r1.pair.named_agent import NamedAgent, trained_config
+from prompt_r1.pair.named_agent import NamedAgent
 from prompt_r1.settings.agent import is_mini_data
 from prompt_r1.types import Question
 
@@ -88,12 +88,8 @@ class Evaluation:
 
     def trained_with(self) -> dict[str, str]:
         """The agents of --agent that were trained here, each with the environment of its training."""
-        trained = {}
-        for name in self.config.agent:
-            agent = self.agents[name]
-            if trained_config(agent.path) is not None:
-                trained[name] = agent.config.env
-        return trained
+        agents = {name: self.agents[name] for name in self.config.agent}
+        return {name: agent.config.env for name, agent in agents.items() if agent.trained}
 
     def lines_about(self, agent: NamedAgent) -> list[str]:
         """Which agent plays, and notes on how it was trained."""
@@ -155,7 +151,7 @@ class Evaluation:
 
 def count_in_training_files(agent: NamedAgent, questions: Sequence[Question]) -> int:
     """How many of the questions are in the files of an agent's training, as far as these are here."""
-    if trained_config(agent.path) is None:
+    if not agent.trained:
         return 0
     # The folder of an agent may come from anyone, so no code is run that it names.
     files = [name for name in agent.config.data if is_mini_data(name) or Path(name).is_file()]

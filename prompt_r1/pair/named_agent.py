@@ -32,10 +32,11 @@ class NamedAgent:
     path: str | Path  # its folder or hub id, or its name if it must first be built or converted (`make`)
     config: AgentConfig  # how it was trained, or the preset whose game it plays
     start: str  # the name of the model from which the training started; the agent's own if it was not trained
+    trained: bool = False  # whether `config` was read from its folder, because it was trained here
 
     def before_training(self) -> "NamedAgent":
         """The model from which the training started. It plays by the settings of the training."""
-        return replace(self, path=self.start)
+        return replace(self, path=self.start, trained=False)
 
     def make(self) -> str | Path:
         """Its folder or hub id. `mini` is built and a GGUF file converted, if necessary."""
@@ -72,7 +73,7 @@ def resolve_agent(name: str, *, max_turns: int = 0, max_new: int = 0) -> NamedAg
     config = trained or preset_config(known_as)
     config = replace(config, max_turns=max_turns or config.max_turns, max_new=max_new or config.max_new)
     start = trained.agent if trained else known_as
-    return NamedAgent(path, config, start)
+    return NamedAgent(path, config, start, trained=trained is not None)
 
 
 def make_agent(name: str, seed: int) -> str | Path:
