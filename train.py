@@ -157,8 +157,8 @@ def main(chosen: ChosenTraining) -> None:
         record = resume_run(run)  # It begins with the newest checkpoint, if there is one.
         run.interrupt.training_began = True  # From now on, a signal saves the run before it ends it.
         try:
-            # Finish the step whose line of metrics is still open: in a new run step 0, in which the untrained
-            # agent is validated; in a resumed run the last step that was trained, if it was not finished.
+            # A new run begins with step 0, which only validates the untrained agent. A resumed run may have
+            # to finish the step after which it stopped, for example its validation.
             record.finish_open_step()
             train(run, record)
             if run.questions.test:
