@@ -57,7 +57,7 @@ def main(chosen: ChosenPair[InferConfig]) -> None:
                 games.append(game)
         finally:
             if len(games) > 1 and not config.json:
-                printer.note("total", f"{len(games)} questions, {pair.environment.budget.spent}")
+                printer.note("total", f"{len(games)} questions, {pair.environment.budget.charged}")
             runner.run(pair.environment.close())
     broken = [game for game in games if game.stop == "env_error"]
     if broken:

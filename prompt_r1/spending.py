@@ -1,15 +1,27 @@
-"""What calls of the environment cost."""
+"""What calls of the environment cost.
+
+A call may need several requests. Two sums count them:
+
+    charged   what the requests may have cost: for limits, and for the user who pays
+    spent     what the replies cost: for rewards, metrics and tables. The sum of a game is the same if a
+              resumed run plays it again, with replies from the journal
+
+    what happens                            is added to charged       is added to spent
+
+    a reply comes                           its price                 its price
+    a reply is in the journal               nothing                   its price
+    a reply is lost, and may be billed      one call, as estimated    nothing
+    the server is busy, and bills nothing   nothing                   nothing
+    the server refuses the request          one call without tokens   nothing
+    a call fails, after its last request    nothing                   one call without tokens
+"""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Spending:
-    """Calls with their tokens and dollars.
-
-    A request whose reply was lost may have been billed. `Trajectory.charged`, and all that is compared with a
-    limit, count it as one call at its estimated cost. `Trajectory.spent` leaves it out.
-    """
+    """Calls with their tokens and dollars."""
 
     calls: int = 0
     tokens_in: int = 0

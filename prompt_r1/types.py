@@ -94,11 +94,8 @@ class Trajectory:
     turns: list[Turn] = field(default_factory=list)
     stop: Stop | None = None  # None: the game has not ended.
     error: str = ""  # What `stop` does not say, such as why the environment failed.
-    # What the replies cost. A failed call counts as one call, without tokens or dollars. Requests whose reply
-    # was lost do not count, so that a resumed run that plays the game again has the same sum.
+    # What the replies to this game cost, and what its requests may have cost. spending.py tells them apart.
     spent: Spending = field(default_factory=Spending)
-    # What the requests of this play may have cost, also those whose reply was lost. A reply from the journal
-    # is free.
     charged: Spending = field(default_factory=Spending)
     seconds: float = 0.0  # How long the game took.
 

@@ -259,7 +259,7 @@ def test_a_run_ends_with_what_it_cost_with_the_test(asking_agent, tmp_path, caps
     question = {"question": "Who directed Silent Valley?", "answer": "Felix Berger"}
     (tmp_path / "test.jsonl").write_text(json.dumps(question))
     run = train_run(tmp_path, asking_agent, "--env-price", "2,8", "--test-data", tmp_path / "test.jsonl")
-    spent = Journal(run / "journal", rank=1).spent
+    spent = Journal(run / "journal", rank=1).charged
     assert spent.usd > read_metrics(run)[-1]["env/usd"] > 0, "the test costs something"
     assert f"The run cost {spent}:" in capsys.readouterr().out
 

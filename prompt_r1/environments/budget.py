@@ -84,19 +84,21 @@ class OutOfBudget(Resumable):
 class Budget:
     """Limits on the calls and dollars of a run (0: no limit).
 
-    `spent` is what the run spent before it was resumed. Each of `ranks` processes gets an equal share of what
-    is left, so that all processes together keep the limits. The first that uses up its share ends the run.
+    `charged` is what the run was charged before it was resumed. Each of `ranks` processes gets an equal share
+    of what is left, so that all processes together keep the limits. The first that uses up its share ends the
+    run.
     """
 
     def __init__(
-        self, *, max_calls: int = 0, max_usd: float = 0.0, spent: Spending | None = None, ranks: int = 1
+        self, *, max_calls: int = 0, max_usd: float = 0.0, charged: Spending | None = None, ranks: int = 1
     ) -> None:
-        self.before = self.spent = spent or Spending()  # `before` stays: what earlier processes spent.
+        self.charged = charged or Spending()
+        self.before = self.charged  # This stays: what earlier processes were charged.
         self.max_calls = max_calls
         self.max_usd = max_usd
         self._ranks = ranks
-        self._calls_of_rank = _share(max_calls, self.spent.calls, ranks)
-        self._usd_of_rank = _share(max_usd, self.spent.usd, ranks)
+        self._calls_of_rank = _share(max_calls, self.charged.calls, ranks)
+        self._usd_of_rank = _share(max_usd, self.charged.usd, ranks)
         self._reserved = Spending()
         self._settled = asyncio.Event()  # The next request that ends sets it, and wakes those that wait.
 
@@ -106,14 +108,14 @@ class Budget:
         If the request does not fit, it waits until other requests have ended, because they may cost less than
         was reserved for them. Raises OutOfBudget if it does not fit although no other request is running.
         """
-        while limit := self._exceeded(self.spent + self._reserved + estimate):
+        while exceeded_limit := self._exceeded_limit(self.charged + self._reserved + estimate):
             if not self._reserved.calls:
                 rank_note = ""
                 if self._ranks > 1:
                     rank_note = f" of this rank, which has 1/{self._ranks} of what was left at the start"
                 raise OutOfBudget(
-                    f"the budget {limit} has no room for another call{rank_note}; spent: {self.spent}; "
-                    "a larger limit resumes the run"
+                    f"the budget {exceeded_limit} has no room for another call{rank_note}; spent: "
+                    f"{self.charged}; a larger limit resumes the run"
                 )
             await self._settled.wait()
         self._reserved += estimate
@@ -121,12 +123,12 @@ class Budget:
     def settle(self, estimate: Spending, actual: Spending) -> None:
         """Replace the reservation of a request that has ended by its actual cost."""
         self._reserved -= estimate
-        self.spent += actual
+        self.charged += actual
         self._settled.set()
         self._settled = asyncio.Event()  # The requests that wait from now on wait for this.
 
-    def _exceeded(self, total: Spending) -> str:
-        """The limit that this spending exceeds, as a flag; "" if it exceeds none."""
+    def _exceeded_limit(self, total: Spending) -> str:
+        """The flag of the limit that `total` exceeds, with its value; "" if it exceeds none."""
         if total.calls > self._calls_of_rank + ROUNDING:
             return f"--max-env-calls {self.max_calls}"
         if total.usd > self._usd_of_rank + ROUNDING:
@@ -134,20 +136,18 @@ class Budget:
         return ""
 
 
-def _share(limit: float, spent: float, ranks: int) -> float:
-    """What a rank's `spent` may reach: what the run spent before, and the rank's share of the rest."""
-    return spent + (limit - spent) / ranks if limit else math.inf
+def _share(limit: float, charged: float, ranks: int) -> float:
+    """What `charged` of a rank may reach: what it began with, and the rank's share of the rest."""
+    return charged + (limit - charged) / ranks if limit else math.inf
 
 
 @dataclass
 class Bill:
-    """What the calls of a game cost, and a limit."""
+    """What the calls of a game cost, in the two sums of spending.py, and a limit."""
 
     max_usd: float = math.inf  # No request starts that may take the dollars in `charged` above this limit.
-    # What the requests may have cost, also those whose reply was lost.
     charged: Spending = field(default_factory=Spending)
-    # What the replies cost, also replies from the journal; a failed call adds one call. See environment.py.
-    reply_cost: Spending = field(default_factory=Spending)
+    spent: Spending = field(default_factory=Spending)
 
     def check(self, estimate: Spending) -> None:
         """Raise LimitReached if a request with this estimated cost may exceed the limit."""

@@ -8,16 +8,8 @@ A call has three steps. Each step calls the next:
 
 A source is a server (endpoint.py), a model in this process (local.py) or an object of the user (own.py).
 
-Three sums count what calls cost:
-
-    budget.spent      what the requests of a run may have cost     for the limits of the run
-    bill.charged      what the requests of a game may have cost    for a limit of the game, and for its user
-    bill.reply_cost   what the replies to a game cost              for rewards, metrics and tables
-
-A request whose reply was lost may have been billed, so the first two sums count it at its estimate.
-`budget.spent` begins with what is in the journal. `bill.reply_cost` must be the same when a resumed run plays
-the game again. So it counts a reply from the journal at its price, leaves out lost requests, and counts a
-failed call as one call without tokens.
+Each request is added to `charged` of the run's budget and of the game's bill, and each reply to `spent` of
+the bill. spending.py has a table of what is added when.
 """
 
 import asyncio
@@ -67,7 +59,7 @@ NO_GAME = Caller()  # A call that no game makes.
 
 # What is counted for the metrics. A call may need several requests.
 COUNTED = (
-    "paid",  # calls that were sent, and not answered from the journal; some of them may cost nothing
+    "paid",  # calls that were sent: that are not answered from the journal. Some of them cost nothing
     "failed_requests",  # requests without a reply
     "lost",  # failed requests that may have been billed
     "reused",  # calls whose reply was in the journal
@@ -189,13 +181,13 @@ class Environment:
                 if recorded := self.journal.reply(call.key):
                     reply, paid = recorded
                     member.counts["reused"] += 1
-                    call.bill.reply_cost += paid
+                    call.bill.spent += paid
                 else:
                     with self._failed_calls.watch():
                         reply = await self._send(call)
         except (EnvError, Resumable):
             # It counts as one call without tokens, because a resumed run may need more or fewer requests.
-            call.bill.reply_cost += Spending(calls=1)
+            call.bill.spent += Spending(calls=1)
             member.counts["errors"] += 1
             raise
         if reply.label:
@@ -281,7 +273,7 @@ class Environment:
         if failures == 0:
             member.counts["paid"] += 1
         # A request that is cancelled, or in which a user's object raises EnvError, may be billed. So its
-        # estimate is charged unless the source says otherwise.
+        # estimate is charged, unless a reply or the source's error says what it costs.
         cost = cost_if_lost
         reply: Reply | None = None
         try:
@@ -293,8 +285,6 @@ class Environment:
                 cost = Spending()
             raise
         except Refused:
-            # A refused request is free. But it ends the call, which counts as one. (After Busy, another
-            # request follows, and that one counts.)
             cost = Spending(calls=1)
             raise
         finally:
@@ -315,7 +305,7 @@ class Environment:
         else:
             member.counts["tokens_in"] += reply.tokens_in
             member.counts["tokens_out"] += reply.tokens_out
-            call.bill.reply_cost += cost
+            call.bill.spent += cost
         call.bill.charged += cost
         self.budget.settle(estimate, cost)
         prompt = call.messages[-1]["content"]

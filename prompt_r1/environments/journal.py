@@ -29,12 +29,12 @@ from prompt_r1.spending import Spending
 class Journal:
     """Reads all files of `folder`, and writes to its rankN.jsonl.
 
-    Without a folder it writes nothing and knows no replies. `spent` is what the calls in the folder had cost
-    when it was opened. Raises UsageError for a file that we have not written.
+    Without a folder it writes nothing and knows no replies. `charged` is what the requests in the folder had
+    been charged when it was opened. Raises UsageError for a file that we have not written.
     """
 
     def __init__(self, folder: Path | None, *, rank: int = 0) -> None:
-        self.spent = Spending()
+        self.charged = Spending()
         self.is_on_disk = folder is not None  # whether there are files
         # Call key → the file with its reply, and where the line begins. The replies themselves stay on the
         # disk: those of a long run would take more than a gigabyte of memory on each rank.
@@ -125,5 +125,5 @@ class Journal:
                     raise UsageError(
                         f"{path}, line {line_number}: no call of this version ({error}); give another --out"
                     ) from None
-        self.spent += sum(charges.values(), Spending())
+        self.charged += sum(charges.values(), Spending())
         return charges

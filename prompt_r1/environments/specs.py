@@ -86,7 +86,7 @@ def open_account(
     """Open the journal in `folder` (None: nothing is recorded), and a budget that knows what it has spent."""
     journal = Journal(folder / "journal" if folder else None, rank=rank)
     budget = Budget(
-        max_calls=config.max_env_calls, max_usd=config.max_env_usd, spent=journal.spent, ranks=ranks
+        max_calls=config.max_env_calls, max_usd=config.max_env_usd, charged=journal.charged, ranks=ranks
     )
     return Account(journal, budget)
 

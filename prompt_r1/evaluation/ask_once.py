@@ -32,9 +32,9 @@ async def ask_once(
     try:
         reply = await environment.ask(messages, Caller(question.id, sample), bill)
     except EnvError as error:
-        return Prediction(question, None, stop="env_error", error=str(error), spent=bill.reply_cost)
+        return Prediction(question, None, stop="env_error", error=str(error), spent=bill.spent)
     answer, formatted = read_answer(reply.text, request_of(environment.name))
-    return Prediction(question, answer, reply.text, format=formatted, spent=bill.reply_cost)
+    return Prediction(question, answer, reply.text, format=formatted, spent=bill.spent)
 
 
 async def direct(

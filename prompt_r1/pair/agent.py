@@ -152,7 +152,7 @@ async def play_question(
         trajectory = await play(question, generate, ask, agent.codec, agent.game, seed=sampling.seed)
     if splitter is not None:
         splitter.end_turn()
-    trajectory.spent = bill.reply_cost
+    trajectory.spent = bill.spent
     trajectory.charged = bill.charged
     trajectory.seconds = time.perf_counter() - begin
     return trajectory

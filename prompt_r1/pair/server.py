@@ -90,7 +90,7 @@ class ChatServer:
         """
         yield
         await self.pair.environment.close()
-        print(f"stopped; spent: {self.pair.environment.budget.spent}", flush=True)
+        print(f"stopped; spent: {self.pair.environment.budget.charged}", flush=True)
 
     async def models(self, request: Request) -> Response:
         """List the models. The pair is the only one."""

@@ -201,17 +201,17 @@ def add_spending(metrics: dict[str, float], environment: Environment, ranks: Ran
     for share in ranks.gather(environment.take_metrics()):
         for name, count in share.items():
             metrics[name] = metrics.get(name, 0.0) + count
-    spent = total_spent(environment, ranks)
-    metrics["env/usd"] = spent.usd
-    metrics["env/lost_usd"] = spent.lost_usd
+    charged = total_charged(environment, ranks)
+    metrics["env/usd"] = charged.usd
+    metrics["env/lost_usd"] = charged.lost_usd
 
 
-def total_spent(environment: Environment, ranks: Ranks) -> Spending:
-    """What the whole run has spent so far, over all ranks."""
+def total_charged(environment: Environment, ranks: Ranks) -> Spending:
+    """What the whole run has been charged so far, over all ranks."""
     budget = environment.budget
-    # Every rank knows what the run had spent before it was resumed, so this is added only once.
-    spent_since = ranks.gather(budget.spent - budget.before)
-    return sum(spent_since, budget.before)
+    # Every rank knows what the run was charged before it was resumed, so this is added only once.
+    charged_since = ranks.gather(budget.charged - budget.before)
+    return sum(charged_since, budget.before)
 
 
 def _mean(values: Sequence[float]) -> float:

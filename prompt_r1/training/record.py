@@ -12,7 +12,7 @@ from prompt_r1.training.alarms import Alarms
 from prompt_r1.training.best import candidate_of
 from prompt_r1.training.checkpoint import State, save_checkpoint
 from prompt_r1.training.export import export_agent
-from prompt_r1.training.metrics import add_spending, step_metrics, total_spent
+from prompt_r1.training.metrics import add_spending, step_metrics, total_charged
 from prompt_r1.training.report import write_report
 from prompt_r1.training.run import Run
 from prompt_r1.training.summary import summary
@@ -181,9 +181,9 @@ class Record:
         """Print where all results are, and what the run cost."""
         run = self.run
         self.update_report()  # It shows the table of the test.
-        spent = total_spent(run.environment, run.ranks)
-        if spent.usd:
-            run.log.say(f"\nThe run cost {spent}: training, validation and test")
+        charged = total_charged(run.environment, run.ranks)
+        if charged.usd:
+            run.log.say(f"\nThe run cost {charged}: training, validation and test")
         run.log.say("\n" + summary(run.folder, exported_step(run.folder / "agent"), run.config))
 
     @contextmanager

@@ -254,7 +254,7 @@ def paid_for(usage: object) -> tuple[int, int]:
     """The tokens that are charged for a reply with this usage."""
     asked = environment_over(Provider(response_of(200, {**body_of("Paris, in"), "usage": usage})))
     asyncio.run(asked.ask(HELLO))
-    return asked.budget.spent.tokens_in, asked.budget.spent.tokens_out
+    return asked.budget.charged.tokens_in, asked.budget.charged.tokens_out
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from prompt_r1.settings.agent import EnvironmentConfig
 from prompt_r1.spending import Spending
 from prompt_r1.types import Message
 from tests.support.at_once import at_once
+from tests.support.clock import run_jumping
 from tests.support.counting import PRICE, CountingSource, environment
 from tests.support.providers import HELLO, Provider, ask, body_of, endpoint, error_of, open_environment, reply
 
@@ -39,8 +40,8 @@ def test_forty_concurrent_games_never_exceed_the_budget(
     assert all(isinstance(result, str | Resumable) for result in results)
     paid = sum(isinstance(result, str) for result in results)
     assert source.calls == paid and calls - 6 <= paid <= 9
-    assert budget.spent.calls <= (limits.get("max_calls") or 99)
-    assert budget.spent.usd <= limits.get("max_usd", 1.0) + 1e-12
+    assert budget.charged.calls <= (limits.get("max_calls") or 99)
+    assert budget.charged.usd <= limits.get("max_usd", 1.0) + 1e-12
 
 
 def test_a_tiny_budget_holds_from_the_first_call_on() -> None:
@@ -54,7 +55,7 @@ def test_a_tiny_budget_holds_from_the_first_call_on() -> None:
     results = forty_calls(asked)
     assert all(isinstance(result, str | Resumable) for result in results)
     # The estimate allows one call at a time: three of $0.008 would exceed the limit.
-    assert 0.01 < budget.spent.usd <= 0.02
+    assert 0.01 < budget.charged.usd <= 0.02
 
 
 @pytest.mark.parametrize("text", ["法国的首都", "เมืองหลวง", "😀🎉🦊", "3141592653"])
@@ -68,7 +69,7 @@ def test_a_budget_holds_if_each_byte_of_the_dialogue_is_a_token(text: str) -> No
     calls = (reply(asked, messages, sample=number) for number in range(40))
     results = at_once(calls, seconds=5, return_exceptions=True)
     assert any(isinstance(result, OutOfBudget) for result in results)
-    assert PRICE.of_call(tokens, 5).usd <= budget.spent.usd <= 4.5 * PRICE.of_call(tokens, 5).usd
+    assert PRICE.of_call(tokens, 5).usd <= budget.charged.usd <= 4.5 * PRICE.of_call(tokens, 5).usd
 
 
 LIMITS = [{"max_tokens": 9}, {"max_completion_tokens": 9}, {"max_tokens": 3, "max_completion_tokens": 9}]
@@ -90,7 +91,7 @@ def test_a_limit_of_dollars_needs_a_limit_of_each_reply(fields, tmp_path) -> Non
     asked = environment(source, folder=tmp_path, budget=budget)
     results = forty_calls(asked)
     assert any(isinstance(result, OutOfBudget) for result in results)
-    assert 2e-3 < budget.spent.usd <= 3e-3
+    assert 2e-3 < budget.charged.usd <= 3e-3
     assert source.peak == int(3e-3 / asked.members[0].estimate(HELLO).usd), "as many at once as fit"
 
 
@@ -149,8 +150,8 @@ def test_lost_requests_are_charged_at_their_estimate_also_after_a_resume(tmp_pat
     estimate = asked.members[0].estimate(HELLO)
     lost = 2 * estimate.usd
     expected = estimate * 2 + PRICE.of_call(10, 5) + Spending(lost_usd=lost)
-    assert asked.budget.spent.amounts == pytest.approx(expected.amounts) and lost > 0
-    assert Journal(tmp_path).spent == asked.budget.spent
+    assert asked.budget.charged.amounts == pytest.approx(expected.amounts) and lost > 0
+    assert Journal(tmp_path).charged == asked.budget.charged
     metrics = asked.take_metrics()
     assert (metrics["env/paid"], metrics["env/failed_requests"], metrics["env/lost"]) == (1, 3, 2)
 
@@ -170,7 +171,7 @@ def test_requests_that_are_repeated_never_exceed_the_budget(tmp_path) -> None:
     budget = Budget(max_calls=7)
     results = forty_calls(environment(losing_source(40), folder=tmp_path, budget=budget))
     assert any(isinstance(result, OutOfBudget) for result in results)
-    assert budget.spent.calls <= 7 and Journal(tmp_path).spent.calls == budget.spent.calls
+    assert budget.charged.calls <= 7 and Journal(tmp_path).charged.calls == budget.charged.calls
 
 
 def test_a_process_that_is_killed_during_a_repeated_request_has_charged_the_lost_one_before(tmp_path):
@@ -178,7 +179,7 @@ def test_a_process_that_is_killed_during_a_repeated_request_has_charged_the_lost
 
     class KilledSource(CountingSource):
         async def attempt(self, messages: list[Message], caller: Caller) -> Reply:
-            at_the_kill.append(Journal(tmp_path).spent)
+            at_the_kill.append(Journal(tmp_path).charged)
             return await super().attempt(messages, caller)
 
     asked = environment(KilledSource(Busy("reset", may_be_billed=True), max_tokens=9), folder=tmp_path)
@@ -198,13 +199,31 @@ def test_a_request_that_was_rejected_is_a_call_without_tokens(tmp_path) -> None:
     ask(refused)
     with pytest.raises(EnvError):
         ask(refused, sample=1)
-    assert refused.budget.spent.calls == 2 and refused.take_metrics()["env/lost"] == 0
+    assert refused.budget.charged.calls == 2 and refused.take_metrics()["env/lost"] == 0
 
     script = [error for _ in range(5) for error in (Reply("yes"), Refused("HTTP 400"))]
     budget = Budget(max_calls=2)
     results = forty_calls(environment(CountingSource(*script), folder=tmp_path, budget=budget))
     assert any(isinstance(result, OutOfBudget) for result in results)
-    assert Journal(tmp_path).spent.calls == budget.spent.calls <= 2
+    assert Journal(tmp_path).charged.calls == budget.charged.calls <= 2
+
+
+class BusySource(CountingSource):
+    """Is always busy, and bills nothing."""
+
+    async def attempt(self, messages: list[Message], caller: Caller) -> Reply:
+        await super().attempt(messages, caller)
+        raise Busy("HTTP 429")
+
+
+def test_a_call_whose_server_is_busy_until_the_deadline_is_charged_nothing_and_spends_one_call() -> None:
+    asked = environment(BusySource())
+    bill = Bill()
+    with pytest.raises(EnvError, match="did not reply within 600 s"):
+        run_jumping(asked.ask(HELLO, Caller("q"), bill))
+    assert asked.members[0].source.calls > 1
+    assert bill.charged == asked.budget.charged == Spending()
+    assert bill.spent == Spending(calls=1)
 
 
 class PaidAndLost:
@@ -229,12 +248,12 @@ def test_an_env_error_of_a_users_object_is_charged_as_a_lost_request(tmp_path) -
     bill = Bill()
     with pytest.raises(EnvError, match="time-out"):
         asyncio.run(asked.ask(HELLO, Caller("q"), bill))
-    assert Journal(tmp_path).spent == asked.budget.spent == replace(estimate, lost_usd=estimate.usd)
+    assert Journal(tmp_path).charged == asked.budget.charged == replace(estimate, lost_usd=estimate.usd)
     assert bill.charged.usd == estimate.usd > 0
     assert asked.take_metrics()["env/lost"] == 1
     results = forty_calls(asked)
     assert any(isinstance(result, OutOfBudget) for result in results)
-    assert own.calls * estimate.usd / 2 <= asked.budget.spent.usd <= 1e-3
+    assert own.calls * estimate.usd / 2 <= asked.budget.charged.usd <= 1e-3
 
 
 @pytest.mark.parametrize(
@@ -252,14 +271,14 @@ def test_a_reply_without_believable_usage_is_in_the_budget_at_its_estimate(usage
     response = httpx.Response(200, json={**body, **usage})
     asked = environment(endpoint(Provider(response), system="Be brief."), price=PRICE)
     ask(asked)
-    assert asked.budget.spent == Spending(1, 29, 17, pytest.approx(199e-6))  # a token for each byte
+    assert asked.budget.charged == Spending(1, 29, 17, pytest.approx(199e-6))  # a token for each byte
 
 
 def test_a_request_that_is_refused_for_its_content_costs_no_tokens() -> None:
     """It has no token counts either, but nothing was written for it."""
     filtered = httpx.Response(400, json=error_of("not allowed", code="content_filter"))
     asked = environment(endpoint(Provider(filtered)))
-    assert ask(asked) == "" and asked.budget.spent == Spending(1)
+    assert ask(asked) == "" and asked.budget.charged == Spending(1)
 
 
 def test_an_exhausted_budget_raises_resumable_and_is_still_exhausted_after_a_resume(tmp_path: Path) -> None:
@@ -268,7 +287,7 @@ def test_an_exhausted_budget_raises_resumable_and_is_still_exhausted_after_a_res
     assert [ask(asked, sample=n) for n in (0, 1)] == ["reply 1", "reply 2"]
 
     def resumed(limit: int) -> Environment:
-        budget = Budget(max_calls=limit, spent=Journal(tmp_path).spent)
+        budget = Budget(max_calls=limit, charged=Journal(tmp_path).charged)
         return environment(source, folder=tmp_path, budget=budget)
 
     assert ask(resumed(2), sample=0) == "reply 1"  # recorded replies stay available
@@ -296,13 +315,13 @@ def test_a_call_that_is_cancelled_after_it_was_sent_is_charged_in_budget_and_jou
     assert asyncio.run(cancel_first(roomy)) == "reply 2"
     metrics = roomy.take_metrics()
     assert (metrics["env/paid"], metrics["env/lost"]) == (2, 1)
-    assert Journal(tmp_path).spent == roomy.budget.spent and roomy.budget.spent.calls == 2
+    assert Journal(tmp_path).charged == roomy.budget.charged and roomy.budget.charged.calls == 2
 
 
 @pytest.mark.parametrize("limit", [{"max_calls": 13}, {"max_usd": 13.0}])
 def test_ranks_share_the_rest_of_a_budget_equally(limit: dict[str, float]) -> None:
     call, spent = Spending(calls=1, tokens_in=100, usd=1.0), Spending(calls=3, tokens_out=300, usd=3.0)
-    budget = Budget(**limit, spent=spent, ranks=2)
+    budget = Budget(**limit, charged=spent, ranks=2)
 
     async def use_up() -> int:
         for number in range(99):

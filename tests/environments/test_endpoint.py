@@ -127,7 +127,7 @@ def test_responses_without_a_reply_are_charged_and_few_are_paid_for() -> None:
     ask(asked)
     with pytest.raises(EnvError, match=r"often ends in /v1\) in: \{\}"):
         ask(asked)
-    assert len(provider.requests) == 1 + MAX_EMPTY_RESPONSES == asked.budget.spent.calls
+    assert len(provider.requests) == 1 + MAX_EMPTY_RESPONSES == asked.budget.charged.calls
     assert asked.take_metrics()["env/lost"] == MAX_EMPTY_RESPONSES
 
 
@@ -264,7 +264,7 @@ def test_a_reply_without_text_fails_the_check() -> None:
 def test_each_start_checks_and_pays_for_it(tmp_path: Path) -> None:
     """A bug: a key that had expired passed the check of a resumed run, because its reply was recorded."""
     asyncio.run(check_servers(environment_over(Provider(OK), folder=tmp_path)))
-    assert Journal(tmp_path).spent.calls == 1
+    assert Journal(tmp_path).charged.calls == 1
     with pytest.raises(FatalEnvError, match="HTTP 401"):
         asyncio.run(check_servers(environment_over(Provider(httpx.Response(401)), folder=tmp_path)))
 
@@ -332,7 +332,7 @@ def test_a_short_placeholder_key_is_no_secret(monkeypatch: pytest.MonkeyPatch) -
 def test_a_budget_without_room_stops_a_call_but_not_the_check(tmp_path: Path) -> None:
     """A resumed run whose calls are all recorded needs no other ones."""
     provider = Provider(OK)
-    asked = Environment([endpoint(provider)], budget=Budget(max_calls=1, spent=Spending(calls=1)))
+    asked = Environment([endpoint(provider)], budget=Budget(max_calls=1, charged=Spending(calls=1)))
     asyncio.run(check_servers(asked))
     with pytest.raises(Resumable, match="larger limit resumes"):
         ask(asked)

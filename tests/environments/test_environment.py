@@ -77,7 +77,7 @@ def test_a_reply_costs_a_game_and_the_run_the_price_of_its_own_environment() -> 
     for route, price in zip(("1,0", "0,1"), prices, strict=True):
         asked, bill = Environment([Named("a"), Named("b")], prices=prices, route=route), Bill()
         asyncio.run(asked.ask(HELLO, Caller("q"), bill))
-        assert bill.reply_cost == asked.budget.spent == price.of_call(3, 5)
+        assert bill.spent == asked.budget.charged == price.of_call(3, 5)
 
 
 def test_each_of_several_environments_has_metrics_of_its_own() -> None:

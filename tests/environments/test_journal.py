@@ -164,7 +164,7 @@ def test_a_kill_at_any_byte_of_the_journal_loses_no_reply_and_hides_no_cost(tmp_
         expected = sum(charges[:ended], Spending())
         if cut:
             expected += estimate + Spending(lost_usd=estimate.usd)
-        assert Journal(folder).spent.amounts == pytest.approx(expected.amounts), place
+        assert Journal(folder).charged.amounts == pytest.approx(expected.amounts), place
         source = CountingSource(max_tokens=20)
         resumed = environment(source, folder=folder)
         for sample in range(4):
@@ -172,7 +172,7 @@ def test_a_kill_at_any_byte_of_the_journal_loses_no_reply_and_hides_no_cost(tmp_
         replies_before = ended - (ended > 1)
         assert source.calls == 4 - replies_before, place
         again = environment(CountingSource(), folder=folder).journal
-        assert again.spent.calls == ended + cut + source.calls
+        assert again.charged.calls == ended + cut + source.calls
 
 
 def test_two_ranks_share_a_journal_folder_and_the_rest_of_its_budget(tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def test_two_ranks_share_a_journal_folder_and_the_rest_of_its_budget(tmp_path: P
 
     def start(rank: int) -> tuple[CountingSource, Environment]:
         source, journal = CountingSource(), Journal(tmp_path, rank=rank)
-        budget = Budget(max_calls=limit, spent=journal.spent, ranks=2)
+        budget = Budget(max_calls=limit, charged=journal.charged, ranks=2)
         return source, Environment([source], journal=journal, budget=budget, prices=[PRICE])
 
     for _ in range(3):  # each time both are killed when they have paid for one more call
@@ -191,7 +191,7 @@ def test_two_ranks_share_a_journal_folder_and_the_rest_of_its_budget(tmp_path: P
                 ask(asked, sample=100 * rank + sample)
                 if source.calls:
                     break
-    assert Journal(tmp_path).spent == Spending(6, 60, 30, pytest.approx(6 * PRICE.of_call(10, 5).usd))
+    assert Journal(tmp_path).charged == Spending(6, 60, 30, pytest.approx(6 * PRICE.of_call(10, 5).usd))
     source, asked = start(0)
     assert [ask(asked, sample=n) for n in (0, 1, 2, 100, 101, 102)]  # also those that the other rank paid for
     assert source.calls == 0 and asked.take_metrics()["env/reused"] == 6
@@ -216,7 +216,7 @@ def test_lines_that_are_no_json_are_skipped(tmp_path: Path) -> None:
     again = CountingSource()
     asked = environment(again, folder=tmp_path)
     assert ask(asked) == "reply 1" and again.calls == 0
-    assert asked.journal.spent == PRICE.of_call(10, 5)
+    assert asked.journal.charged == PRICE.of_call(10, 5)
 
 
 @pytest.mark.parametrize(
@@ -273,7 +273,7 @@ def test_a_disk_that_is_full_for_a_moment_loses_no_reply_before_or_after_it(room
     resumed = environment(again, folder=tmp_path)
     assert ask(resumed) == "reply 1" and ask(resumed, sample=2)
     assert again.calls == 0
-    assert resumed.journal.spent.calls >= asked.members[0].source.calls
+    assert resumed.journal.charged.calls >= asked.members[0].source.calls
 
 
 @pytest.mark.parametrize("room", [0, 100, 1000, 2000, 3000])
@@ -285,7 +285,7 @@ def test_a_full_disk_hides_no_cost_and_loses_only_the_replies_of_running_request
     with file_size_limit(room), pytest.raises(OSError):
         at_once(reply(asked, sample=sample) for sample in range(30))
     resumed = environment(again, folder=tmp_path)
-    assert resumed.journal.spent.calls >= source.calls
+    assert resumed.journal.charged.calls >= source.calls
     for sample in range(30):
         ask(resumed, sample=sample)
     assert source.calls + again.calls <= 30 + 8
@@ -307,7 +307,7 @@ def test_a_request_that_cannot_be_written_to_the_journal_is_not_sent_and_costs_n
         with pytest.raises(OSError, match=os.strerror(code)):
             ask(asked)
     metrics = asked.take_metrics()
-    assert source.calls == 0 and budget.spent == Spending()
+    assert source.calls == 0 and budget.charged == Spending()
     assert (metrics["env/lost"], metrics["env/failed_requests"]) == (0, 0)
     assert ask(asked) == "reply 1", "nothing of the budget stays reserved"
 
@@ -319,7 +319,7 @@ def test_a_new_call_hides_no_cost_of_an_old_one_where_lines_are_lost(tmp_path: P
     path = tmp_path / "rank0.jsonl"
     path.write_text("".join(path.read_text().splitlines(keepends=True)[2:]))
     ask(environment(CountingSource(), folder=tmp_path), sample=3)
-    assert Journal(tmp_path).spent.calls == 3
+    assert Journal(tmp_path).charged.calls == 3
 
 
 def test_a_game_costs_what_its_replies_cost_also_from_the_journal(tmp_path) -> None:
@@ -333,6 +333,6 @@ def test_a_game_costs_what_its_replies_cost_also_from_the_journal(tmp_path) -> N
         asked, bill = environment(CountingSource(), folder=tmp_path, price=price), Bill()
         for dialogue in dialogues:
             asyncio.run(asked.ask(dialogue, Caller("q"), bill))
-        costs.append(bill.reply_cost)
+        costs.append(bill.spent)
     assert costs == [PRICE.of_call(10, 5) * 2] * 2
     assert asked.take_metrics()["env/reused"] == 2

@@ -56,7 +56,7 @@ def seconds_of_a_call(
 
     seconds = run_jumping(play())
     metrics = asked.take_metrics()
-    assert asked.budget.spent.calls == server.requests, "each request is charged"
+    assert asked.budget.charged.calls == server.requests, "each request is charged"
     assert metrics["env/paid"] + metrics["env/lost"] == server.requests, "and each repeat is counted as lost"
     return seconds
 
@@ -163,7 +163,7 @@ def test_a_priced_object_of_the_user_that_hangs_is_charged_at_its_estimate():
 
     run_jumping(play())
     [member] = asked.members
-    assert asked.budget.spent.usd == asked.budget.spent.lost_usd == member.estimate(HELLO).usd > 0
+    assert asked.budget.charged.usd == asked.budget.charged.lost_usd == member.estimate(HELLO).usd > 0
 
 
 @pytest.mark.parametrize(("replies", "seconds"), [(49, 100), (50, 25)])

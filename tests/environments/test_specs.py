@@ -237,7 +237,7 @@ def test_all_environments_of_a_run_share_one_journal_and_one_budget(tmp_path: Pa
 
     asyncio.run(calls())
     assert (tmp_path / "journal/rank0.jsonl").read_text().count('"text"') == 2
-    assert open_account(EnvironmentConfig(), tmp_path).budget.spent.calls == 2
+    assert open_account(EnvironmentConfig(), tmp_path).budget.charged.calls == 2
 
 
 @pytest.mark.parametrize(
@@ -263,7 +263,7 @@ def test_an_object_of_the_users_gets_the_seed_and_has_the_price_of_its_character
     assert asyncio.run(environment.ask(dialogue, Caller(), bill)).text == "seed 007"
     assert dialogue == [{"role": "user", "content": "Who?"}]
     usd = (tokens[0] + 2 * tokens[1]) / 1e6
-    assert bill.reply_cost == environment.budget.spent == Spending(1, *tokens, usd=usd)
+    assert bill.spent == environment.budget.charged == Spending(1, *tokens, usd=usd)
 
 
 def test_an_object_of_the_users_that_takes_the_question_replies_to_each_of_them(tmp_path):

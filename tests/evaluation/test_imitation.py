@@ -108,12 +108,12 @@ def test_rft_learns_once_from_its_right_games(tmp_path, learned, living_players,
     assert any(not weights[name].equal(start[name]) for name in start)
     assert len(set(keys)) == len(keys) == 35  # where the environment samples, no two games share a reply
     most = imitation.GROUP_SIZE * (CONFIG.max_turns - 1)  # calls between two looks at the limit
-    assert 0.6 * 40 < environment.budget.spent.calls < 40 + imitation.ROUNDS * most
+    assert 0.6 * 40 < environment.budget.charged.calls < 40 + imitation.ROUNDS * most
     assert asyncio.run(answer(QUESTIONS[0], 0)).spent.calls > 0  # it plays, and asks
 
     again = mini_world()
     method("rft", again, **settings)
-    assert len(learned) == 2 and again.budget.spent.calls == 0
+    assert len(learned) == 2 and again.budget.charged.calls == 0
 
 
 def test_rft_gives_up_after_a_hundred_games_if_none_ended_right(tmp_path):
@@ -168,7 +168,7 @@ def test_rft_exceeds_its_calls_at_most_by_the_games_of_one_question(monkeypatch)
     environment = mini_world()
     _, tried = play_a_round(monkeypatch, [asks, answers] * 100, environment, calls=30, train=train)
     most = imitation.GROUP_SIZE * (CONFIG.max_turns - 1)
-    assert 30 <= environment.budget.spent.calls < 30 + most
+    assert 30 <= environment.budget.charged.calls < 30 + most
     assert tried % imitation.GROUP_SIZE == 0
 
 

@@ -104,7 +104,7 @@ def test_a_training_with_faults_in_three_calls_of_ten_ends_with_the_weights_of_a
     assert weights[0].keys() == weights[1].keys()
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
     for server, out in ((clean, "clean"), (faulty, "faulty")):
-        spent, lines = Journal(tmp_path / out / "journal").spent, read_metrics(tmp_path / out)
+        spent, lines = Journal(tmp_path / out / "journal").charged, read_metrics(tmp_path / out)
         # A lost attempt may be charged that the server has not billed.
         attempts = server.counts["replies"] + sum(server.counts[fault] for fault in BILLED)
         assert attempts <= spent.calls <= attempts + sum(line["env/lost"] for line in lines)

@@ -126,7 +126,7 @@ def test_a_call_that_may_exceed_the_limit_in_dollars_is_not_made():
     with pair_of(paid_environment()) as pair:
         with pytest.raises(prompt_r1.LimitReached, match=r"the limit of \$0.04; spent: \$0.02"):
             pair.ask("2: a", limits=prompt_r1.Limits(usd=0.04))
-        assert pair._pair.environment.budget.spent.usd == pytest.approx(0.02)
+        assert pair._pair.environment.budget.charged.usd == pytest.approx(0.02)
         with pytest.raises(prompt_r1.LimitReached, match=r"the limit of \$0.04; spent: \$0.02"):
             list(pair.stream("2: a", limits=prompt_r1.Limits(usd=0.04)))
 
@@ -163,7 +163,7 @@ def test_lost_requests_count_towards_the_limit_in_dollars():
     reached = pytest.raises(prompt_r1.LimitReached, match="the next request may exceed the limit")
     with pair_of(asked) as pair, reached:
         pair.ask(QUESTION, limits=prompt_r1.Limits(usd=limit))
-    assert source.calls == 3 and asked.budget.spent.usd <= limit
+    assert source.calls == 3 and asked.budget.charged.usd <= limit
 
 
 def test_a_game_says_what_its_replies_cost_and_what_is_charged_with_its_lost_requests():
@@ -173,7 +173,7 @@ def test_a_game_says_what_its_replies_cost_and_what_is_charged_with_its_lost_req
     with pair_of(asked) as pair:
         game = pair.ask("1: a")
     assert (game.spent.calls, game.spent.lost_usd) == (1, 0)
-    assert game.charged == asked.budget.spent and game.charged.calls == 2
+    assert game.charged == asked.budget.charged and game.charged.calls == 2
     assert game.charged.usd == pytest.approx(game.spent.usd + game.charged.lost_usd)
 
 

@@ -319,7 +319,7 @@ def test_limits_in_dollars_and_seconds_are_errors_that_the_client_does_not_repea
     assert (slow.status_code, slow.json()["error"]["type"]) == (504, "time_limit")
     assert (dear.status_code, dear.json()["error"]["type"]) == (402, "budget_exhausted")
     assert slow.headers["x-should-retry"] == dear.headers["x-should-retry"] == "false"
-    assert pool.budget.spent.usd <= 0.10
+    assert pool.budget.charged.usd <= 0.10
 
 
 def test_a_client_that_leaves_before_its_stream_is_read_pays_for_nothing():
@@ -342,7 +342,7 @@ def test_a_client_that_leaves_before_its_stream_is_read_pays_for_nothing():
         await asyncio.sleep(0.5)  # a game of the echoing agent takes less
 
     asyncio.run(leave())
-    assert not received and agent.running == 0 and pool.budget.spent.calls == 0
+    assert not received and agent.running == 0 and pool.budget.charged.calls == 0
 
 
 def test_a_client_that_disconnects_ends_its_game_quietly(capfd):

@@ -58,7 +58,7 @@ def test_the_ranks_of_a_run_share_its_budget(tmp_path):
     with pytest.raises(Resumable, match="--max-env-calls"):
         for number in range(6):
             asyncio.run(run.environment.ask([Message(role="user", content=f"{number}?")], Caller()))
-    assert run.environment.budget.spent.calls == 3
+    assert run.environment.budget.charged.calls == 3
 
 
 def test_weights_are_sharded_on_gpus_but_not_in_float32_on_one_rank_or_beside_adapters():

@@ -534,7 +534,7 @@ def test_a_mistake_of_the_users_function_on_one_rank_is_raised_on_all_when_the_r
 def test_a_run_without_budget_is_said_to_resume_with_a_larger_limit_only(base, tmp_path):
     """A bug: "the same command resumes the run" stood at the end of the sentence, and it did not."""
     record = run_to_step_5(base, tmp_path)
-    budget = Budget(max_usd=1.0, spent=Spending(calls=9, usd=1.0))
+    budget = Budget(max_usd=1.0, charged=Spending(calls=9, usd=1.0))
     with pytest.raises(OutOfBudget) as spent:
         asyncio.run(budget.reserve(Spending(usd=0.1)))
     sentence = str(record.save_and_stop(spent.value))
