@@ -38,7 +38,8 @@ async def _check(environment: Environment, member: Member) -> None:
     except OutOfBudget:
         return  # A run that plays from its journal may need no more calls.
     except TimeoutError:
-        if not limit.expired():  # A network disk that does not answer, with the journal, raises it too.
+        # The journal may be on a network disk that does not answer, which is a TimeoutError, too.
+        if not limit.expired():
             raise
         logger.warning("%s takes over %g s to reply", source, CHECK_SECONDS)
         return

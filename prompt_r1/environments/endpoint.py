@@ -39,7 +39,8 @@ OPENAI_URL = "https://api.openai.com/v1"
 CONNECT_SECONDS = 30.0
 MAX_BYTES = 2_000_000  # the largest response; more than most models can write
 MAX_PORT = 65535
-# What no model's name has: a blank, a URL, or after an @ a host without http://, as in m@localhost:8000.
+# A model's name has no blank ("gpt 4"), no URL ("http://host/v1"), and no host after an @, which lacks its
+# http:// ("m@localhost:8000", "m@10.0.0.1"). Another @ may be part of a name ("m@latest").
 NOT_IN_A_NAME = re.compile(r"\s|://|@(localhost|[^@]*[.:])")
 
 
@@ -72,8 +73,8 @@ class Endpoint(Source):
         # A server on this machine is slow only because of load, which more requests increase.
         self.resends_slow = not is_loopback(base_url)
         self.parameters = {"url": base_url, "system": system, **self.fields}
-        # If the server rejects the temperature 0, it samples, but equal calls still share one reply: the keys
-        # of the journal must not change.
+        # At temperature 0, equal calls share one reply. They do so even if the server rejects this field and
+        # samples, because the keys of the journal must not change.
         self.samples = self.fields.get("temperature") != 0
         self._transport = transport
         self._client: httpx.AsyncClient | None = None

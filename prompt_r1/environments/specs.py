@@ -58,9 +58,10 @@ def trusted_names(*, typed: Iterable[str], opened: Iterable[str]) -> Collection[
 
     A SPEC in a file may come from anyone, so only names on the command line are trusted:
 
-        py:MODULE:NAME  is imported if it is trusted
-        MODEL@URL       gets OPENAI_API_KEY if it is trusted, unless the run also opens a MODEL without URL.
-                        Then the key belongs to that one, which always gets it
+        py:MODULE:NAME   is imported only if it is trusted
+        MODEL@URL        gets OPENAI_API_KEY only if it is trusted
+        MODEL            always gets OPENAI_API_KEY. So the key is not for a URL, and in a run that opens a
+                         MODEL no URL is trusted
     """
     trusted = _names_in(typed)
     if any(form_of_name(name) == "model" for name in _names_in(opened)):
