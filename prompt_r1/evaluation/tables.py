@@ -204,8 +204,6 @@ class PaperTable:
         numbers = []
         for system in self.systems:
             environment = system.environment or self.environment
-            # For a method without a training in an environment, the paper's column has the environment twice:
-            # "direct; GPT-4o-mini; GPT-4o-mini".
             trained_with = self.trained_with.get(system.agent, environment)
             numbers.append(paper_number(system.method, environment, trained_with, datasets, metric))
         return numbers

@@ -12,7 +12,7 @@ import pytest
 
 from prompt_r1.data.datasets import OUT_OF_DISTRIBUTION, TRAINED, kind_of_dataset
 from prompt_r1.evaluation.intervals import mean_interval, wilson
-from prompt_r1.evaluation.paper_numbers import load_numbers
+from prompt_r1.evaluation.paper_numbers import Column, load_numbers
 from prompt_r1.evaluation.predictions import System
 from prompt_r1.evaluation.scores import score_predictions
 from prompt_r1.evaluation.tables import paper_tables, terminal_table, write_results
@@ -37,7 +37,7 @@ def test_every_number_occurs_in_the_text_of_the_paper():
     for place in numbers[columns[0]]:  # Tables 2 and 3
         assert tuple(numbers[column][place] for column in columns[:10]) in rows
     for method in ("agent-only", "untrained"):  # Table 4
-        column = f"{method}; GPT-4o-mini; GPT-4o-mini"
+        column = Column(method, "GPT-4o-mini", trained_with="GPT-4o-mini")
         for datasets in (DATASETS[:6], DATASETS[6:]):
             assert tuple(numbers[column][place] for place in places_of(datasets)) in rows
     for column in columns[12:]:  # Table 5
