@@ -21,6 +21,14 @@ from prompt_r1.training.batches import Batch
 
 GAP = "engine/logprob_gap"  # the metric of the largest difference of engine and policy, in nats
 GAP_MEAN = f"{GAP}_mean"
+# The metrics of the gap in an update without an optimiser step. All importance weights are 1.
+NO_GAP = {
+    GAP: 0.0,
+    GAP_MEAN: 0.0,
+    f"{GAP}_p99": 0.0,
+    "engine/importance_mean": 1.0,
+    "engine/importance_truncated": 0.0,
+}
 GRADIENT_LIMIT = 1.0  # the largest norm of a gradient
 IMPORTANCE_CAP = 2.0  # the largest importance weight of a token in 16 bits (see `grpo_loss`)
 
@@ -47,8 +55,7 @@ class UpdateStats:
     taken: int = 0  # optimiser steps
     skipped: int = 0  # optimiser steps whose loss or gradient was not finite
     grad_norms: float = 0.0  # summed over the optimiser steps that were taken
-    # The gap is measured before the first optimiser step. An update without one has the gap 0.
-    gap: dict[str, float] = field(default_factory=lambda: gap_metrics(torch.zeros(1), cap=0.0))
+    gap: dict[str, float] = field(default_factory=NO_GAP.copy)  # measured before the first optimiser step
     pending: list[BatchStats] = field(default_factory=list)  # micro-batches of the next optimiser step
     used: list[BatchStats] = field(default_factory=list)  # micro-batches of the optimiser steps taken
 
@@ -104,12 +111,10 @@ def gap_metrics(log_ratio: Tensor, *, cap: float) -> dict[str, float]:
     weights, and the share of weights that `cap` truncates. With `cap` 0 all weights are 1.
     """
     gap = log_ratio.abs()
-    metrics = {
+    metrics = NO_GAP | {
         GAP: gap.max().item(),
         GAP_MEAN: gap.mean().item(),
         f"{GAP}_p99": gap.kthvalue(math.ceil(0.99 * len(gap))).values.item(),
-        "engine/importance_mean": 1.0,
-        "engine/importance_truncated": 0.0,
     }
     if cap:
         ratio = log_ratio.exp()

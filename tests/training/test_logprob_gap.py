@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from prompt_r1.errors import UsageError
 from prompt_r1.model.policy import Policy
-from prompt_r1.training.update import GAP, GAP_MEAN, gap_limit_of, gap_metrics
+from prompt_r1.training.update import GAP, GAP_MEAN, NO_GAP, gap_limit_of, gap_metrics
 from prompt_r1.types import Reward, ScoredGame
 from tests.support import tiny
 from tests.support.games import Learner, play_with
@@ -100,6 +100,11 @@ def test_the_gap_has_the_mean_the_99th_percentile_and_the_maximum_of_all_tokens(
     metrics = gap_metrics(torch.cat([torch.arange(0.0, 150.0), -torch.arange(150.0, 200.0)]), cap=0)
     assert (metrics[GAP], metrics[GAP_MEAN], metrics[f"{GAP}_p99"]) == (199.0, 99.5, 197.0)
     assert math.isnan(gap_metrics(torch.tensor([math.nan, 1.0]), cap=0)[GAP])
+
+
+def test_an_update_without_an_optimiser_step_has_the_metrics_of_a_gap_of_0():
+    """The keys and their order in metrics.jsonl are the same with and without one."""
+    assert list(NO_GAP.items()) == list(gap_metrics(torch.zeros(1), cap=2.0).items())
 
 
 @pytest.mark.parametrize("count", [1, 2, 99, 100, 101, 150])
