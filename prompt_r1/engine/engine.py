@@ -146,7 +146,7 @@ class Engine:
         """
         scheduler = self._scheduler
         scheduler.drop_done()
-        assert not (scheduler.waiting or scheduler.running), "the weights changed during a game"
+        assert not scheduler.has_jobs, "the weights changed during a game"
         scheduler.drop_cache()
 
     async def _run(self) -> None:
@@ -154,16 +154,13 @@ class Engine:
         scheduler = self._scheduler
         scheduler.restore_limits()  # An earlier run may have halved them, when memory ran out.
         try:
-            while scheduler.waiting or scheduler.running:
+            while scheduler.has_jobs:
                 scheduler.drop_done()
                 scheduler.admit()
                 self._step()
                 await asyncio.sleep(0)
-        except Exception as error:  # It is raised in every `generate` that has not returned.
-            scheduler.drop_cache()  # This preempts every running job, so all jobs are in `waiting` now.
-            scheduler.drop_done()
-            for job in scheduler.waiting:
-                job.done.set_exception(error)
+        except Exception as error:
+            scheduler.fail_all(error)
 
     def _step(self) -> None:
         """One step. On out-of-memory, requeue the running jobs and retry with half the batch."""
@@ -249,6 +246,6 @@ class Engine:
             job.watch(token)
         finished = token in self.stop_ids
         if finished or len(job.logprobs) == job.max_new:
-            self._scheduler.running.remove(job)  # The sequence stays cached for the game's next turn.
+            self._scheduler.finish(job)
             sampled = job.tokens[-len(job.logprobs) :]
             job.done.set_result(Completion(sampled, job.logprobs, finished))

@@ -94,9 +94,25 @@ class Scheduler:
         self.prefill_tokens = max(1, self.prefill_tokens // 2)
         return True
 
+    @property
+    def has_jobs(self) -> bool:
+        """Whether any job waits or runs."""
+        return bool(self.waiting or self.running)
+
     def add(self, job: Job) -> None:
         """Let a job wait for admission."""
         insort(self.waiting, job, key=_age)
+
+    def finish(self, job: Job) -> None:
+        """Remove a running job. Its sequence stays cached for the game's next turn."""
+        self.running.remove(job)
+
+    def fail_all(self, error: Exception) -> None:
+        """Drop every cached sequence, and raise an error in every `generate` that has not returned."""
+        self.drop_cache()  # Running jobs wait again, so all jobs are in `waiting` now.
+        self.drop_done()
+        for job in self.waiting:
+            job.done.set_exception(error)
 
     def drop_done(self) -> None:
         """Remove the jobs that nobody awaits any longer, because they were cancelled or have failed."""

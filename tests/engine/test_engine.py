@@ -499,7 +499,7 @@ def test_after_out_of_memory_smaller_batches_give_the_same_tokens(tokens, rows, 
     assert [game.tokens for game in found] == [game.tokens for game in expected]
     for game, same in zip(found, expected, strict=True):
         assert game.logprobs == pytest.approx(same.logprobs, abs=1e-4)
-    assert not engine._scheduler.waiting and not engine._scheduler.running
+    assert not engine._scheduler.has_jobs
 
 
 def test_a_step_that_runs_out_of_memory_while_it_samples_draws_the_same_tokens_again(monkeypatch):

@@ -44,7 +44,7 @@ def compute(
     scheduler.admit()
     while job.uncached:
         step(scheduler)
-    scheduler.running.remove(job)
+    scheduler.finish(job)
 
 
 def decoding_jobs(scheduler: Scheduler, lengths: list[int], loop: asyncio.AbstractEventLoop) -> list[Job]:
