@@ -47,11 +47,14 @@ class DecodeGraphs:
         # Batch size → the batch whose buffers the graph reads, and the graph.
         self._graphs: dict[int, tuple[PagedBatch, Step]] = {}
 
+    def fits(self, new_tokens: Mapping[TokenSequence, list[int]]) -> bool:
+        """Whether a graph can compute these tokens: one of each sequence, and not too many sequences."""
+        only_decodes = all(len(new) == 1 for new in new_tokens.values())
+        return only_decodes and len(new_tokens) <= SIZES[-1] and not self._broken
+
     def __call__(self, new_tokens: Mapping[TokenSequence, list[int]]) -> Tensor:
-        """The last hidden states (R, hidden) of R sequences, each with one new token."""
+        """The last hidden states (R, hidden) of R sequences whose new tokens fit a graph."""
         count = len(new_tokens)
-        if self._broken or count > SIZES[-1]:
-            return self._forward(PagedBatch(new_tokens, self._pool))
         size = next(size for size in SIZES if size >= count)
         padded = dict(new_tokens)
         for _ in range(count, size):

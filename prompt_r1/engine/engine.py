@@ -213,8 +213,7 @@ class Engine:
                 sampling.append(job)
                 columns.append(width - 1)
         # 2. Run one forward. If every job has one token, a CUDA graph can replay this decode step.
-        only_decodes = all(count == 1 for count in counts.values())
-        if self._graphs is not None and only_decodes:
+        if self._graphs is not None and self._graphs.fits(new_tokens):
             hidden = self._graphs(new_tokens)
         else:
             hidden = self._forward(PagedBatch(new_tokens, self._pool))

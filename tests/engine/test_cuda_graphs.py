@@ -78,11 +78,9 @@ def test_a_graph_that_only_rounds_differently_is_used():
     assert capture.replayed > 20
 
 
-@pytest.mark.parametrize(
-    ("games", "size"), [(1, 2), (2, 2), (3, 4), (8, 8), (9, 16), (17, 32), (256, 256), (257, 257)]
-)
+@pytest.mark.parametrize(("games", "size"), [(1, 2), (2, 2), (3, 4), (8, 8), (9, 16), (17, 32), (256, 256)])
 def test_a_decode_step_is_padded_to_the_next_size_and_to_no_larger_one(games, size):
-    """Idle rows are computed like others. More games than the largest size are not padded."""
+    """Idle rows are computed like others."""
     sizes: list[int] = []
 
     def forward(batch: PagedBatch) -> torch.Tensor:
@@ -96,8 +94,19 @@ def test_a_decode_step_is_padded_to_the_next_size_and_to_no_larger_one(games, si
         sequence = TokenSequence(number)
         pool.allocate(sequence, 1)
         new_tokens[sequence] = [7]
-    assert len(graphs(new_tokens)) == games
+    assert graphs.fits(new_tokens) and len(graphs(new_tokens)) == games
     assert set(sizes) == {size}
+
+
+@pytest.mark.parametrize(("counts", "fits"), [([1] * 256, True), ([1] * 257, False), ([1, 2, 1], False)])
+def test_only_decode_steps_of_at_most_the_largest_size_fit_a_graph(counts, fits):
+    graphs = DecodeGraphs(
+        lambda batch: torch.ones(len(batch.tokens), 4),
+        tiny.pool(blocks=1, block_size=1, layers=1),
+        longest=1,
+        capture=Capture(),
+    )
+    assert graphs.fits({TokenSequence(number): [7] * count for number, count in enumerate(counts)}) == fits
 
 
 def test_all_graphs_share_the_memory_of_the_first_one(monkeypatch):
