@@ -45,7 +45,7 @@ from prompt_r1.training.record import Record
 from prompt_r1.training.resume import resume_run
 from prompt_r1.training.run import Run
 from prompt_r1.training.start import start_run
-from prompt_r1.training.update import UpdateStats, optimizer_step
+from prompt_r1.training.update import UpdateStats, check_gap, optimizer_step
 from prompt_r1.types import Question, Trajectory
 
 
@@ -87,7 +87,7 @@ def train(run: Run, record: Record) -> None:
             # π_old of the later mini-batches is measured before the weights move.
             for micro_batches in mini_batches[1:]:
                 measure_old(policy, micro_batches)
-            for micro_batches in mini_batches:
+            for index, micro_batches in enumerate(mini_batches):
                 # FSDP forwards are collective: every rank has equally many micro-batches.
                 for batch in micro_batches:
                     output = policy(batch.packed)
@@ -100,8 +100,9 @@ def train(run: Run, record: Record) -> None:
                     loss = run.loss_function(output.logprobs, columns)
                     loss.total.backward()
                     stats.add(batch, output, loss)
-                # `gap_limit`: how far the log-probabilities of engine and policy may differ.
-                optimizer_step(policy, run.optimizer, ranks, stats, gap_limit=run.gap_limit)
+                if index == 0:  # The engine must have played with the weights that learn.
+                    check_gap(policy, ranks, stats, run.gap_limit)
+                optimizer_step(policy, run.optimizer, ranks, stats)
             run.refresh()  # play the next games with the new weights
 
         # Write down games, metrics, validation, the best agent and a checkpoint. If a signal came, stop here.

@@ -23,7 +23,7 @@ from prompt_r1.model.policy import Policy
 from prompt_r1.pair.named_agent import make_agent
 from prompt_r1.settings.agent import SMOLLM2
 from prompt_r1.training.batches import micro_batches_of
-from prompt_r1.training.update import GAP, GapLimit, UpdateStats, importance_cap_of, optimizer_step
+from prompt_r1.training.update import UpdateStats, importance_cap_of, optimizer_step
 from prompt_r1.types import Completion, Question, Reward, ScoredGame, Trajectory
 
 CPU = torch.device("cpu")
@@ -193,7 +193,6 @@ def learn_from(
     """Take one optimiser step on these games, without a reference. Returns its metrics."""
     ranks = Ranks(0, 1, policy.device)
     batches = micro_batches_of(games, ranks, tokens_per_batch=tokens_per_batch, token_mean=False)
-    any_gap = GapLimit(GAP, math.inf, math.inf)  # No engine has played these games, so any gap is right.
     settings = {"clip": 0.2, "clip_high": 0.0, "kl_coef": 0.0, "importance_cap": importance_cap_of(policy)}
     stats = UpdateStats()
     for batch in batches:
@@ -202,7 +201,7 @@ def learn_from(
         loss = grpo_loss(output.logprobs, batch.columns(old=old, reference=old), **settings)
         loss.total.backward()
         stats.add(batch, output, loss)
-    optimizer_step(policy, optimizer, ranks, stats, gap_limit=any_gap)
+    optimizer_step(policy, optimizer, ranks, stats)
     return stats.metrics(ranks)
 
 

@@ -1,7 +1,7 @@
 """One optimiser step, and the metrics of an update. The loop over mini-batches is in train.py.
 
-The update of a training step has one optimiser step for each mini-batch. An optimiser step checks that the
-engine generated with the policy's weights, and that loss and gradient are finite.
+The update of a training step has one optimiser step for each mini-batch. Before the first one, `check_gap`
+checks that the engine generated with the policy's weights. Each one checks that loss and gradient are finite.
 """
 
 import math
@@ -166,19 +166,28 @@ def computes_in_16_bits(policy: Policy) -> bool:
     return policy.compute_dtype.itemsize == 2
 
 
-def optimizer_step(
-    policy: Policy, optimizer: Optimizer, ranks: Ranks, stats: UpdateStats, *, gap_limit: GapLimit
-) -> None:
+def check_gap(policy: Policy, ranks: Ranks, stats: UpdateStats, limit: GapLimit) -> None:
+    """Measure the gap over the first mini-batch of all ranks, before the weights move.
+
+    Every rank raises UsageError if another model than the policy generated the games.
+    """
+    log_ratios = ranks.gather_lists([batch.log_ratio for batch in stats.pending])
+    stats.gap = gap_metrics(torch.cat(log_ratios), cap=importance_cap_of(policy))
+    value = stats.gap[limit.metric]
+    if value > limit.stop:
+        raise UsageError(
+            f"the engine does not play the model that learns: {limit.metric} is {value:.3g} nats, above "
+            f"{limit.stop:g}; no update was made, and the last checkpoint is kept: train another agent, "
+            "or try --dtype float32"
+        )
+
+
+def optimizer_step(policy: Policy, optimizer: Optimizer, ranks: Ranks, stats: UpdateStats) -> None:
     """Sum the gradients over the ranks, clip them, and step.
 
-    If loss or gradient is not finite on any rank, no rank takes the step. Before the first step of an update,
-    every rank raises UsageError if another model than the policy generated the games. After each step, every
-    rank raises it if the weights are not finite. Then they are not saved.
+    If loss or gradient is not finite on any rank, no rank takes the step. After the step, every rank raises
+    UsageError if the weights are not finite. Then they are not saved.
     """
-    if stats.taken + stats.skipped == 0:  # This is the first step of the update.
-        log_ratios = ranks.gather_lists([batch.log_ratio for batch in stats.pending])
-        stats.gap = gap_metrics(torch.cat(log_ratios), cap=importance_cap_of(policy))
-        check_gap(stats.gap, gap_limit)
     ranks.sum_gradients(policy)
     # The norm over all weights and ranks, before it is clipped.
     grad_norm = full_tensor(clip_grad_norm_(policy.parameters(), GRADIENT_LIMIT)).item()
@@ -193,15 +202,4 @@ def optimizer_step(
         raise UsageError(
             "the weights are not finite after an optimiser step: they are not saved, and the last "
             "checkpoint is kept; start a new run with a smaller --lr"
-        )
-
-
-def check_gap(gap: dict[str, float], limit: GapLimit) -> None:
-    """Raise UsageError if engine and policy are plainly different models."""
-    value = gap[limit.metric]
-    if value > limit.stop:
-        raise UsageError(
-            f"the engine does not play the model that learns: {limit.metric} is {value:.3g} nats, above "
-            f"{limit.stop:g}; no update was made, and the last checkpoint is kept: train another agent, "
-            "or try --dtype float32"
         )
