@@ -67,9 +67,8 @@ class Prediction:
     spent: Spending = field(default_factory=Spending)  # calls of the environment
     format: float | None = None  # 1: in the requested format, 0: not; None: no format was requested.
     reward: float | None = None  # None: no game was played.
-    # evaluate.py fills in `system` and `sample`, and scores.py fills in `metrics`.
+    # A method knows neither its system nor the number of the repeat. Its caller fills in both.
     system: System = System("")
-    metrics: dict[str, float] = field(default_factory=dict)  # metric → 0 to 1; empty after an error
 
 
 def prediction_of(game: Trajectory, reward: Reward | None) -> Prediction:

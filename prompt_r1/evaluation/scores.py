@@ -5,7 +5,7 @@ average over questions (`micro_means`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import fmean
 
 from prompt_r1.data.datasets import OUT_OF_DISTRIBUTION, TRAINED
@@ -29,6 +29,14 @@ METRICS_OF_KIND: dict[Kind, tuple[str, ...]] = {
     "math": ("em", "sm", "f1"),
     "text": ("f1", "ssim"),
 }
+
+
+@dataclass(frozen=True)
+class ScoredPrediction:
+    """A prediction with its scores."""
+
+    prediction: Prediction
+    metrics: dict[str, float]  # metric → 0 to 1; empty after an error
 
 
 @dataclass(frozen=True)
@@ -67,15 +75,15 @@ class Results:
     Systems are in the order in which they appear, datasets in the paper's order.
     """
 
-    def __init__(self, predictions: Sequence[Prediction]) -> None:
-        self.groups: dict[tuple[System, str], list[Prediction]] = {}
+    def __init__(self, scored: Sequence[ScoredPrediction]) -> None:
+        self.groups: dict[tuple[System, str], list[ScoredPrediction]] = {}
         self.kinds: dict[str, set[Kind]] = {}  # A dataset of the user may mix kinds.
         measured: set[str] = set()
-        for prediction in predictions:
-            question = prediction.question
-            self.groups.setdefault((prediction.system, question.dataset), []).append(prediction)
+        for one in scored:
+            question = one.prediction.question
+            self.groups.setdefault((one.prediction.system, question.dataset), []).append(one)
             self.kinds.setdefault(question.dataset, set()).add(question.kind)
-            measured.update(prediction.metrics)
+            measured.update(one.metrics)
         # The paper's datasets come first, in the paper's order, then the others by name.
         order = dict.fromkeys([*TRAINED, *OUT_OF_DISTRIBUTION, *sorted(self.kinds)])
         self.datasets = [name for name in order if name in self.kinds]
@@ -93,19 +101,23 @@ class Results:
             reported.update(METRICS_OF_KIND[kind])
         return [metric for metric in self.labels if metric in reported]
 
-    def predictions(self, system: System, datasets: Sequence[str]) -> list[Prediction]:
-        """A system's predictions on some datasets."""
+    def scored(self, system: System, datasets: Sequence[str]) -> list[ScoredPrediction]:
+        """A system's scored predictions on some datasets."""
         found = []
         for name in datasets:
             found += self.groups.get((system, name), [])
         return found
 
+    def predictions(self, system: System, datasets: Sequence[str]) -> list[Prediction]:
+        """A system's predictions on some datasets."""
+        return [one.prediction for one in self.scored(system, datasets)]
+
     def scores(self, system: System, datasets: Sequence[str], metric: str) -> list[float]:
         """The score of each question: the mean over its repeats, without failed calls."""
         repeats: dict[Question, list[float]] = {}
-        for prediction in self.predictions(system, datasets):
-            if metric in prediction.metrics:
-                repeats.setdefault(prediction.question, []).append(prediction.metrics[metric])
+        for one in self.scored(system, datasets):
+            if metric in one.metrics:
+                repeats.setdefault(one.prediction.question, []).append(one.metrics[metric])
         return [fmean(scores) for scores in repeats.values()]
 
     def macro_average(self, system: System, datasets: Sequence[str], metric: str) -> Rate | None:
@@ -166,7 +178,7 @@ def score_predictions(
             metrics = text_metrics(prediction, official=official)
             for name, metric in (own_metrics or {}).items():
                 metrics[name] = metric(prediction.answer or "", prediction.question)
-        scored.append(replace(prediction, metrics=metrics))
+        scored.append(ScoredPrediction(prediction, metrics))
     if encoder is not None:
         add_similarity(scored, encoder, official=official)
     return Results(scored)
@@ -181,12 +193,12 @@ def text_metrics(prediction: Prediction, *, official: bool) -> dict[str, float]:
     return {"em": exact_match(answer, golds), "sm": substring_match(answer, golds), "f1": f1(answer, golds)}
 
 
-def add_similarity(predictions: Sequence[Prediction], encoder: SentenceEncoder, *, official: bool) -> None:
+def add_similarity(scored: Sequence[ScoredPrediction], encoder: SentenceEncoder, *, official: bool) -> None:
     """Add SSim to the metrics of the free texts. All texts are embedded together."""
-    answered = [prediction for prediction in predictions if not prediction.error]
-    texts = [prediction for prediction in answered if prediction.question.kind == "text"]
-    answers = [text.answer or "" for text in texts]
-    golds = [text.question.answers for text in texts]
+    answered = [one for one in scored if not one.prediction.error]
+    texts = [one for one in answered if one.prediction.question.kind == "text"]
+    answers = [text.prediction.answer or "" for text in texts]
+    golds = [text.prediction.question.answers for text in texts]
     similarities = encoder.similarity(answers, golds, official=official)
     for text, ssim in zip(texts, similarities, strict=True):
         text.metrics["ssim"] = ssim
