@@ -25,12 +25,12 @@ ADVICE = {
     "step by step": {"hops": 0.5, "problem": 0.6, "compare": 0.2, "bare": -0.3},
     "look up both years": {"compare": 0.6},
     "rephrase casual questions": {"casual": 0.6},
-    "give all details": {"details": 0.8},
+    "give all details": {"gen": 0.8},
     "reply with the name alone": {"bare": 0.9},
     "double-check every name": {"hops": 0.1, "casual": 0.1},
     "be quick": {"hops": -0.5, "problem": -0.5, "compare": -0.5, "bare": 0.5},
     "explain your answer": {"bare": -0.7},
-    "be creative": {"clear": -0.2, "casual": -0.2, "details": -0.3},
+    "be creative": {"clear": -0.2, "casual": -0.2, "gen": -0.3},
 }
 BARE = 0.7  # the probability "bare" without advice
 KEPT = 0.7  # the probability that advice in the request stays in the new prompt

@@ -52,7 +52,7 @@ class Skills:
     casual: float  # reading a casual question
     compare: float  # comparing two films at once
     problem: float  # a word problem of two steps at once
-    details: float = 0.0  # a full summary for a question that does not name genre, hero and director
+    gen: float = 0.0  # a full summary, although the question does not name genre, hero and director
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class MiniEnvironment:
         return MiniReply(sentence.format(value=value, **asdict(request)), value)
 
     def wrong_answer(self, request: LiteralRequest, truth: str, rng: random.Random) -> str:
-        """What the environment believes in place of the truth; "" if it gives no answer."""
+        """A wrong answer in place of the truth; "" if the environment gives no answer."""
         facts = self.world.facts
         match request:
             case Lookup(_, relation) | Bridge(_, _, relation):
@@ -159,11 +159,11 @@ def chance_of(request: LiteralRequest, skills: Skills) -> float:
         case Problem():
             return skills.problem
         case Gen():
-            return skills.details
+            return skills.gen
 
 
 def form_of_reply(request: LiteralRequest, value: str) -> str:
-    """The key of WORDINGS under which the sentences for a literal request stand."""
+    """The key in WORDINGS of the sentences that reply to a literal request."""
     match request:
         case Lookup(relation="year"):
             return "year"

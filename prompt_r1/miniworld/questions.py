@@ -106,8 +106,8 @@ class Gen:
 
 Slots = Bridge | Compare | Pop | Problem | Gen
 
-# A text for each meaning of a question, whose digest decides the split (`_split_of`). Any text would do that
-# differs between meanings, but another text gives other splits, and so other figures than the published ones.
+# The text of each meaning of a question. Its digest decides the split (`_split_of`). Any texts that differ
+# between meanings would do, but other texts give other splits, and so other figures than the published ones.
 SPLIT_KEYS: Mapping[type[Slots], str] = {
     Bridge: "Bridge(film={film!r}, first={first!r}, second={second!r})",
     Compare: "Compare(film={film!r}, other={other!r}, kind='compare')",
@@ -263,10 +263,10 @@ def draw_slots(kind: str, world: World, films: Sequence[str], rng: random.Random
 
 
 def _split_of(slots: Slots, world: World) -> str:
-    """The split of a question, which is not of an out-of-distribution kind. Its wording does not matter.
+    """The split of a question of any kind but OOD_KINDS. Its wording does not matter.
 
     A question about facts is for training unless its film is for tests. A word problem is for training unless
-    the last two bits of its digest are 0. The third bit separates validation from test.
+    the last two bits of its digest are 0. The bit before them separates validation from test.
     """
     key = SPLIT_KEYS[type(slots)].format(**vars(slots))
     digest = _digest(f"{world.seed} {key}")
