@@ -38,7 +38,8 @@ class LeftOut(Exception):
 
 def hotpotqa(row: Fields) -> Draft:
     """HotpotQA, and 2WikiMultihopQA, which has the same fields."""
-    if "context" not in row:  # It is not read. But tables of users have a question and an answer, too.
+    # The context is not read. It only tells HotpotQA from a user's own table of questions and answers.
+    if "context" not in row:
         raise BadRow("the field context is missing")
     return _text(row, "question"), _golds([row["answer"]])
 
@@ -170,7 +171,7 @@ OUT_OF_DISTRIBUTION = tuple(dataset.name for dataset in DATASETS.values() if not
 
 
 def _plain(name: str) -> str:
-    """A name in lower case, without signs."""
+    """The letters and digits of a name, in lower case."""
     return re.sub("[^a-z0-9]", "", name.lower())
 
 

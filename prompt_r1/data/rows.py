@@ -193,13 +193,14 @@ def fields_of(row: object) -> Fields:
 
 
 def text_field(row: Fields, field: str, *, may_be_blank: bool = False) -> str:
-    """The text of a field. Raises BadRow if it is missing or not a text, or blank and must not be."""
+    """The text of a field. Raises BadRow if it is missing, is not a text, or is blank but must not be."""
     if field not in row:
         raise BadRow(f"the field {field} is missing")
     value = row[field]
     if not isinstance(value, str):
         raise BadRow(f"the field {field} must be a text, not {describe(value)}")
-    if value.strip() or not may_be_blank:
+    is_allowed_blank = may_be_blank and not value.strip()
+    if not is_allowed_blank:
         _check_text(value, field)
     return value
 
