@@ -251,8 +251,10 @@ def load(
     check_number("max_turns", max_turns, NOT_NEGATIVE)
     named = resolve_agent(config.agent, max_turns=max_turns)
     if isinstance(env, str):
-        # Of the settings that a pair takes from the agent's training, only env_args is an argument of `load`.
-        chosen = choose_pair(config, ["env_args"] if env_args else [], named)
+        # A pair takes env_system, env_args and route from the agent's training, unless they are given. Of
+        # these settings, `load` has only env_args.
+        given = ["env_args"] if env_args else []
+        chosen = choose_pair(config, given, named)
     else:
         chosen = ChosenPair(named, config, own=env)
     return Pair(open_pair(chosen))

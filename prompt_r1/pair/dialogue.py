@@ -34,8 +34,8 @@ OnPiece = Callable[[Piece], object]
 class DialogueSplitter:
     """Splits a game into pieces while it is played: the agent's turns token by token, and the replies.
 
-    `decode` returns the text of a turn's tokens. `on_piece` gets each piece. The end of the text so far waits
-    for more text while it may become a tag, or is white space that may end a block.
+    `decode` returns the text of a turn's tokens. `on_piece` gets each piece. The end of the text so far is
+    held back in two cases: it may become a tag, or it is white space that may be the end of a block.
     """
 
     def __init__(self, decode: Callable[[list[int]], str], on_piece: OnPiece) -> None:
@@ -46,7 +46,7 @@ class DialogueSplitter:
     def _begin_turn(self) -> None:
         self._context: list[int] = []  # the last tokens whose text has become pieces
         self._new: list[int] = []  # the tokens after them, whose text has not
-        self._waiting = self._decode([])  # The template may have opened the turn with a <think>.
+        self._held_back = self._decode([])  # The template may have opened the turn with a <think>.
         self._begin_block("")
 
     def _begin_block(self, name: str) -> None:
@@ -79,7 +79,7 @@ class DialogueSplitter:
 
     def _split(self, text: str, *, ended: bool) -> None:
         """Show the next text of the turn without its tags, each of which begins a block."""
-        text = self._waiting + text
+        text = self._held_back + text
         start = 0
         for tag in TAG.finditer(text):
             self._show(text[start : tag.start()].rstrip())
@@ -90,7 +90,7 @@ class DialogueSplitter:
         complete = last if ended else _without_half_a_tag(last)
         complete = complete.rstrip()
         self._show(complete)
-        self._waiting = last[len(complete) :]
+        self._held_back = last[len(complete) :]
 
     def _show(self, text: str) -> None:
         begins = not self._is_shown
@@ -102,6 +102,7 @@ class DialogueSplitter:
 
 
 def _without_half_a_tag(text: str) -> str:
+    """The text without an end that may become a tag, such as "<ans"."""
     bracket = text.rfind("<")
     may_become_a_tag = bracket >= 0 and len(text) - bracket < MAX_TAG
     return text[:bracket] if may_become_a_tag else text
