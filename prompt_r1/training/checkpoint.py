@@ -88,10 +88,10 @@ def save_checkpoint(
 
 
 def _file_numbers(tensors: dict[str, Tensor], ranks: Ranks) -> dict[str, int]:
-    """Return the number of each tensor's file, from 1. A file has about FILE_BYTES.
+    """Return the file number of each tensor, from 1. A file has about FILE_BYTES.
 
-    If tensors are sharded, each rank writes its shards to a file of its own for each number. `nbytes` counts
-    the shards of all ranks, so a number has FILE_BYTES for each rank.
+    If tensors are sharded, each rank writes a file of its own for each file number. `nbytes` counts the
+    shards of all ranks, so FILE_BYTES is multiplied by the number of ranks.
     """
     writers = 1 if ranks.mesh is None else ranks.count
     numbers = {}
@@ -103,7 +103,7 @@ def _file_numbers(tensors: dict[str, Tensor], ranks: Ranks) -> dict[str, int]:
 
 
 def _remove_old(run: Path, *, best: Candidate | None) -> None:
-    """Remove all checkpoints but the KEEP_CHECKPOINTS newest and that of the best agent."""
+    """Remove all checkpoints but the KEEP_CHECKPOINTS newest ones and the one of the best agent."""
     for checkpoint in checkpoints_of(run)[:-KEEP_CHECKPOINTS]:
         if best is None or step_of(checkpoint) != best.step:
             shutil.rmtree(checkpoint)

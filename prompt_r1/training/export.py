@@ -74,11 +74,12 @@ def export_agent(
                 _write_weights(policy, weights, dtype, temporary)
                 _copy_files_of_base(home, temporary)
                 _set_dtype(temporary / "config.json", dtype)
-                step = dict(metrics)
+                saved_metrics = dict(metrics)
                 if dtype != torch.float32:
-                    step[ROUNDED_AWAY] = share_rounded_away(weights, home, dtype)
-                    _warn_if_rounded_away(step[ROUNDED_AWAY], dtype)
-                (temporary / STEP_FILE).write_text(json.dumps(step, indent=1), "utf-8")
+                    share = share_rounded_away(weights, home, dtype)
+                    _warn_if_rounded_away(share, dtype)
+                    saved_metrics[ROUNDED_AWAY] = share
+                (temporary / STEP_FILE).write_text(json.dumps(saved_metrics, indent=1), "utf-8")
                 write_yaml(config, temporary / GAME_FILE)
                 if adapted:
                     save_adapters(adapted, temporary / "adapter", base=base)

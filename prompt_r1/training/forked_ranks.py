@@ -107,8 +107,8 @@ def wait_for_ranks(ranks: Mapping[int, TextIO]) -> int:
     """Wait until the ranks have ended, and return the exit code of rank 0. Forwards signals meanwhile.
 
     If rank 0 has succeeded, this waits for the other ranks. If rank 0 has failed, it does not wait for them:
-    the kernel kills them when this process exits. A rank that has already ended, with another exit code than
-    rank 0, may be the cause of the failure, so what it wrote is printed.
+    the kernel kills them when this process exits. If a rank has already failed with another exit code than
+    rank 0, it may be the cause, so its stderr is printed.
     Raises RankLost if rank 0 was killed, or if another rank fails after rank 0 has succeeded.
     """
 
@@ -131,7 +131,8 @@ def wait_for_ranks(ranks: Mapping[int, TextIO]) -> int:
         # With WNOHANG, `ended` is 0 if the rank still runs.
         ended, status = os.waitpid(process, 0 if succeeded else os.WNOHANG)
         code_of_rank = os.waitstatus_to_exitcode(status)
-        if not ended or code_of_rank in (0, code):
+        failed_on_its_own = ended and code_of_rank not in (0, code)
+        if not failed_on_its_own:
             continue
         errors = ranks[process]
         errors.seek(0)

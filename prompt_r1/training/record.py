@@ -31,7 +31,7 @@ class Record:
     state: State
     alarms: Alarms
     saved: State | None = None  # what the newest checkpoint holds
-    idle_steps: int = 0  # the newest steps, all of them without an optimiser step
+    idle_steps: int = 0  # how many steps have passed since the last optimiser step
 
     def remaining_steps(self) -> range:
         """The numbers of the steps that are not trained yet."""
@@ -69,11 +69,11 @@ class Record:
 
         The order makes it safe to stop anywhere in here:
 
-        - Logged before saved: the lines that a checkpoint calls final are in metrics.jsonl. A resumed run
-          removes all later lines, and writes them again.
-        - Saved before exported: RUN/agent is never an agent that the checkpoints do not know. A resumed run
-          exports the best agent of its checkpoint, if it is not there.
-        - Saved before a signal stops the run: the resumed run does not repeat the step.
+        - Log before saving, so metrics.jsonl never has fewer steps than a checkpoint. A resumed run removes
+          the lines of later steps, and writes them again.
+        - Save before exporting, so RUN/agent is always an agent of a checkpoint. A resumed run exports the
+          best agent of its checkpoint, if RUN/agent is another one.
+        - Save before stopping for a signal, so the resumed run does not repeat the step.
         """
         run, config, log = self.run, self.run.config, self.run.log
         step = self.state.trained_step
@@ -88,11 +88,11 @@ class Record:
         with run.ranks.shared_errors():
             metrics = log.write_metrics(metrics)
 
-        # Save and export, if there is something to keep.
+        # Save and export if this is due, but no untrained agent without a validation.
         agent = candidate_of(metrics)
         # A user's own reward decides before EM, because EM may know only one of several right answers.
         is_best = is_due and agent.is_better_than(self.state.best, reward_first=bool(config.reward))
-        if is_best or (is_due and step > 0):
+        if is_due and (is_best or step > 0):
             best = agent if is_best else self.state.best
             self.state = replace(self.state, open_line={}, best=best)
             self.save()

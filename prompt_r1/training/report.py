@@ -124,10 +124,17 @@ class ShownGroup:
         return sum(is_right(game) is True for game in self.games)
 
     @property
+    def share_right(self) -> str:
+        """How many games are right: none, mixed or all. A control of the page selects groups by it."""
+        if self.right == 0:
+            return "none"
+        return "mixed" if self.right < len(self.games) else "all"
+
+    @property
     def lacks_contrast(self) -> bool:
         """Whether the group has no advantages, or its games are all right or all wrong."""
         trained = any(game["advantage"] for game in self.games)
-        return not trained or self.right in (0, len(self.games))
+        return not trained or self.share_right != "mixed"
 
 
 def is_right(game: JsonObject) -> bool | None:

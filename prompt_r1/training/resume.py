@@ -61,21 +61,23 @@ def load_checkpoint(record: Record, checkpoint: Path) -> None:
     check_same_origin(checkpoint, saved, record.state, run.start)
     run.log.say(f"Resuming after step {saved.trained_step} of {run.config.steps}, from {checkpoint}")
     record.state = saved
-    export_if_missing(record)
+    repair_export(record)
     record.saved = record.state
     load_tensors(checkpoint, run.policy, run.optimizer)
     run.refresh()
 
 
-def export_if_missing(record: Record) -> None:
-    """Export the best agent if RUN/agent is another one. Leaves the best agent's weights in the policy.
+def repair_export(record: Record) -> None:
+    """Export the best agent again, unless RUN/agent is this agent.
 
-    RUN/agent is another one in two cases:
+    The export is wrong in two cases:
 
-    - The run stopped between checkpoint and export.
-    - RUN/agent is newer than the checkpoint, because newer checkpoints are damaged. Then the checkpoint of
-      the best agent may be gone: it was removed when the newer agent became the best. If so, the agent of the
-      resumed step counts as the best, until a validation judges an agent.
+    - It is missing or too old: the run stopped between checkpoint and export.
+    - It is too new: the checkpoint of its step is damaged, so the run resumes from an older one. Then the
+      checkpoint of the best agent may be gone, because it was removed when the newer agent became the best.
+      If so, the agent of the resumed step counts as the best, until a validation judges an agent.
+
+    After an export, the policy has the weights of the best agent. The caller loads the resumed weights.
     """
     run, best = record.run, record.state.best
     exported = run.ranks.on_first_rank(lambda: exported_step(run.folder / "agent"))
@@ -116,10 +118,10 @@ def trim_run(run: Path, *, trained: int, final: int) -> None:
 
 
 def check_same_on_all_ranks(digests: Sequence[str], ranks: Ranks) -> None:
-    """Raise UsageError on every rank if the ranks have other digests of their questions.
+    """Raise UsageError on every rank if the digests of the questions differ between the ranks.
 
-    Each rank takes its share of the questions by their numbers. So with other questions, or in another order,
-    some would be played twice and others never.
+    Each rank takes its share of the questions by their numbers. So if the ranks had different questions, or
+    another order of them, some would be played twice and others never.
     """
     if any(other != digests for other in ranks.gather(digests)):
         raise UsageError(

@@ -102,8 +102,8 @@ def balance(parts: Sequence[RowPlan], *, ranks: int, per_rank: int, limit: int) 
     while True:
         rows = [EMPTY_PLAN] * (ranks * per_rank)
         for part in parts:
-            # Among equal rows the one with fewer games comes first: a game with a single token of the agent
-            # adds no column after its opening, so by columns alone one row would get all such games.
+            # Of rows of equal size, the one with fewer games gets the part. A game with a single token of the
+            # agent adds no column to its opening. Without this rule, one row would get all such games.
             sizes = [((row + part).size, len(row.games)) for row in rows]
             rows[sizes.index(min(sizes))] += part
         if all(row.size <= limit or len(row.games) == 1 for row in rows):

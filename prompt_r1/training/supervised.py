@@ -83,19 +83,19 @@ def _is_fine_tuning(folder: Path) -> bool:
     return {path.name for path in folder.iterdir()} <= written
 
 
-def within_cutoff(examples: Sequence[Trajectory], most: int, codec: Codec) -> list[Trajectory]:
-    """Cut the examples to at most `most` tokens, and leave out those without a token of the agent then.
+def within_cutoff(examples: Sequence[Trajectory], cutoff: int, codec: Codec) -> list[Trajectory]:
+    """Cut the examples to at most `cutoff` tokens. Leave out an example that then has no token of the agent.
 
     Raises UsageError if none is left.
     """
-    long = sum(len(example.tokens) > most for example in examples)
+    long = sum(len(example.tokens) > cutoff for example in examples)
     if long:
         shown = f"{long} of {len(examples)} examples"
-        logger.warning("%s have more than --cutoff %d tokens, and are cut", shown, most)
-    shortened = [cut(example, most, tail=len(codec.opening_tail)) for example in examples]
+        logger.warning("%s have more than --cutoff %d tokens, and are cut", shown, cutoff)
+    shortened = [cut(example, cutoff, tail=len(codec.opening_tail)) for example in examples]
     used = [example for example in shortened if any(example.sampled)]
     if not used:
-        raise UsageError(f"--cutoff {most} leaves no token of the agent to train on: give a larger one")
+        raise UsageError(f"--cutoff {cutoff} leaves no token of the agent to train on: give a larger one")
     return used
 
 
@@ -125,21 +125,24 @@ def train_weights(
     )
 
 
-def cut(example: Trajectory, most: int, *, tail: int) -> Trajectory:
-    """The example without the tokens by which it is longer than `most`.
+def cut(example: Trajectory, cutoff: int, *, tail: int) -> Trajectory:
+    """Cut an example to at most `cutoff` tokens.
 
-    First the question loses tokens at its end. The last `tail` tokens of the opening stay: the instruction,
-    and the beginning of the agent's turn. The opening keeps at least half of `most`. If the example is still
-    too long, it loses tokens at its own end.
+    First the question loses tokens at its end, until the example fits or its opening has only half of
+    `cutoff`. The last `tail` tokens of the opening stay: the instruction, and the beginning of the agent's
+    turn. If the example is still too long, it loses tokens at its own end.
+
+    For example, 300 tokens of opening and 100 of turns are cut to 120, with a tail of 20. The opening keeps
+    60: its first 40 and its last 20. The turns keep their first 60.
     """
     opening = example.opening_length
-    too_many = max(0, len(example.tokens) - most)
-    least = min(opening, max(1, most // 2))
-    kept = max(least, opening - too_many)  # tokens of the opening
+    surplus = max(0, len(example.tokens) - cutoff)
+    half = min(opening, max(1, cutoff // 2))
+    kept = max(half, opening - surplus)  # tokens of the opening
     kept_tail = min(tail, kept)
     kept_head = kept - kept_tail
 
-    columns = [*range(kept_head), *range(opening - kept_tail, len(example.tokens))][:most]
+    columns = [*range(kept_head), *range(opening - kept_tail, len(example.tokens))][:cutoff]
     return Trajectory(
         example.question,
         tokens=[example.tokens[column] for column in columns],

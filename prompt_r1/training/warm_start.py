@@ -64,7 +64,7 @@ def learn_games(config: FineTuningConfig) -> Path:
     else:
         games = list(read_games(Path(config.games)))
     preset = preset_config(config.agent, default=config.preset)
-    # train.py will start from this folder. So the settings that are saved in it name it as the agent.
+    # train.py will start from the new agent, so the saved settings name the folder of the new agent.
     agent_config = replace(preset, agent=str(out / "agent"), seed=config.seed)
     return fine_tune_agent(
         lambda codec: encode(games, codec, max_reply_tokens=preset.max_reply_tokens),
@@ -122,7 +122,7 @@ def _turns(played: object) -> list[Turn]:
         if turns and turns[-1].reply is None:
             raise BadRow("a turn before the last has no reply")
         fields = fields_of(row)
-        # An agent may write nothing, and an environment may reply so.
+        # A turn may be blank, and a reply, too.
         text = text_field(fields, "text", may_be_blank=True)
         reply = None if fields["reply"] is None else text_field(fields, "reply", may_be_blank=True)
         turns.append(Turn(text, parse(text), reply))
