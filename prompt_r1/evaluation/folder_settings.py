@@ -50,8 +50,8 @@ def keep_settings(evaluation: Evaluation) -> None:
     folder = evaluation.folder
     kept = contents_of(folder)
     values = settings_in_common(evaluation.config, evaluation.seed) | dependencies_of(evaluation)
-    # The tables also show the answers of earlier commands. So their agents may not have changed either, even
-    # if no method of this command depends on the files of these agents.
+    # The tables also show what an agent of this command has answered in earlier commands. So its files must
+    # not have changed, even if no method of this command uses them.
     for agent in evaluation.agents.values():
         name = f"digest of {agent.path}"
         if name in kept and name not in values:

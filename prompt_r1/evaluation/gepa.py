@@ -12,6 +12,7 @@ Without one (0), no iteration begins after 150 calls of the environment, as in t
 """
 
 import itertools
+import math
 import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -65,13 +66,14 @@ async def gepa(search: PromptSearch, data: Data) -> str:
     return search.best()
 
 
-# Parent and child are run on a batch, the optimiser writes, and one child in ten joins the pool (assumed).
-ITERATION_CALLS = 2 * BATCH + 1 + VALIDATED_ON // 10
+# Estimates of calls for --dry-run, if one child in ten is scored on the validation questions.
+ENVIRONMENT_CALLS = 2 * BATCH + VALIDATED_ON // 10  # in an iteration
+ITERATION_CALLS = ENVIRONMENT_CALLS + 1  # The optimiser is called once.
+# The first VALIDATED_ON of the METRIC_CALLS score the seed prompt.
+ITERATIONS = math.ceil((METRIC_CALLS - VALIDATED_ON) / ENVIRONMENT_CALLS)
 GEPA = Algorithm(
     gepa,
-    # An estimate: METRIC_CALLS counts calls of the environment alone. The last iteration may go beyond it,
-    # and each iteration also calls the optimiser once.
-    authors_calls=METRIC_CALLS + ITERATION_CALLS,
+    authors_calls=VALIDATED_ON + ITERATIONS * ITERATION_CALLS,
     optimizer_share=1 / ITERATION_CALLS,
     optimizer_fields={},
 )
@@ -86,8 +88,8 @@ def draw_parent(pool: Mapping[str, Sequence[float]], rng: random.Random) -> str:
     """Draw from the Pareto front, in proportion to the validation questions on which a prompt is best.
 
     `pool`: prompt → its scores, one per validation question. Each question has a front: the prompts that are
-    best on it. Then go through the prompts, the worst first, and remove a prompt that is nowhere the only
-    best one. The parent is drawn from what remains in the fronts.
+    best on it. Then the prompts are taken in turn, the worst first. A prompt leaves all fronts unless it is
+    alone in one of them. The parent is drawn from what remains in the fronts.
     """
     fronts = []
     for number in range(len(next(iter(pool.values())))):

@@ -95,7 +95,7 @@ class PromptSearch:
             return False
         if authors_stop and not self.limit:
             return False
-        # A step needs more calls than `begin`. If the limit allows a step, it has allowed `begin`, too.
+        # A step makes more calls than `begin`. A limit too low for `begin` is too low for this step, too.
         assert self.scores, "`begin` has not scored the seed prompt"
         is_perfect = all(score == 1 for score in self.scores[self.best()])
         return not is_perfect and self.attempts_without_new_prompt < PATIENCE
@@ -153,7 +153,7 @@ class Algorithm:
     """A search, and what its authors' code or paper says about it."""
 
     find_prompt: Callable[[PromptSearch, Data], Awaitable[str]]
-    authors_calls: int  # calls of both models, as many as the authors' code makes
+    authors_calls: int  # how many calls of both models the authors' code makes
     optimizer_share: float  # the optimiser's share of these calls
     optimizer_fields: RequestFields  # fields of each request to the optimiser
 
@@ -171,10 +171,11 @@ def task_score(prediction: Prediction) -> float:
 
 
 def data_of_searches(datasets: Sequence[str], data: Data) -> dict[str, Data]:
-    """The questions of each search, by the search's name: a dataset, or ALL for all other datasets together.
+    """The questions of each search, by the search's name: a dataset or ALL.
 
-    A dataset gets its own search if it has both training and validation questions. If there are no validation
-    questions at all, training questions are enough.
+    A dataset gets its own search if it has both training and validation questions. (If there are no
+    validation questions at all, training questions are enough.) The other datasets share one search over all
+    questions, also over those of datasets that have their own.
     """
     searches = {}
     for name in datasets:
