@@ -41,11 +41,14 @@ def normalise(text: str) -> str:
     text = _drop_hyphens(text)
     text = _join_signs(text)
     text = _drop_marks(text)
-    # The variable of 5+a is not a word of its own, so it stays.
+    # Articles go, but the "a" of "5+a" stays, because the word is "5+a".
     return " ".join(word for word in text.split() if word not in ARTICLES)
 
 
 # Parts of the patterns. The text is in lower case.
+#
+# Some patterns have two alternatives, and what they match is replaced by group 1. The group is in the first
+# alternative, and stays. If the second alternative matches, the group is empty.
 LETTER = r"[^\W\d_]"
 WORD = (
     rf"(?<!\\)(?<!{LETTER})"  # from its first letter on, but no command of LaTeX (\theta)
@@ -85,19 +88,16 @@ def _join_operands(text: str) -> str:
 
 def _drop_hyphens(text: str) -> str:
     """Drop hyphens and dashes. The marks - that remain are minus signs."""
-    # Hyphens: well-known → wellknown, covid-19 → covid19, but not x-1.
+    # Hyphens after a word, and before one: covid-19 → covid19, x-ray → xray, but not x-1.
     text = re.sub(rf"({WORD})-+(?=\w)|(?<=\w)-+(?={WORD})", r"\1", text)
-    # Dashes: world war ii - 1939 → world war ii 1939, but not x - 1.
+    # Dashes after a word, and before one: world war ii - 1939 → world war ii 1939, but not x - 1.
     text = re.sub(rf"({WORD}) -+ |(?<!\S)-+ (?={WORD})", r"\1 ", text)
     # Ranges: 18-20 → 18 20, 50% - 60% → 50 60%, but not x^2-1.
     return re.sub(rf"(?<![\w.^])({NUMBER})%? ?-+ ?{BEFORE_NUMBER}", r"\1 ", text)
 
 
 def _join_signs(text: str) -> str:
-    """Drop the blanks around signs and comparisons, and the brackets after them: x - 1 → x-1, t > 0 → t>0.
-
-    In both patterns, the first alternative is a text that stays.
-    """
+    """Drop the blanks around signs and comparisons, and the brackets after them: x - 1 → x-1, t > 0 → t>0."""
     # A blank stays after a word: it is < 5 → it is <5
     text = re.sub(rf"({WORD} )| (?={SIGN})", r"\1", text)
     # A blank stays after a name that ends with a sign: disney+ and hulu, c++ language
@@ -108,8 +108,9 @@ def _drop_marks(text: str) -> str:
     """Drop all marks but operators, the points of numbers, and the # of C#."""
     mark = (
         r"(?:[!\"%&'()*?@[\\\]_`{|}~]"
-        r"|\.(?!\d)|(?<=\.)\."  # not the point of 3.14 or of .5
-        r"|(?<!\w)#)"  # not the # of C#
+        r"|\.(?!\d)"  # a point, unless a digit follows, as in 3.14 or .5
+        r"|(?<=\.)\."  # a point that follows another, also before a digit: ..5
+        r"|(?<!\w)#)"  # a #, unless it follows a word, as in C#
     )
     # Marks that separate: red,blue → red blue, 3:2 → 3 2, f(-1) → f -1, 5·300 → 5 300
     text = re.sub(r"[,:;]|[*({\[](?=[-+])", " ", text)
