@@ -207,8 +207,8 @@ def closing_tokens(
     or a control token such as <|im_end|>, but not bos and none of `not_ends`.
 
     Most templates write an end token first, perhaps after white space. Some write other text first, as in
-    "### User:". Then the agent ends its turns with eos, and nothing closes a message: []. Raises UsageError
-    if there is no eos token then.
+    "### User:". Then no token closes a message, the result is [], and the agent ends its turns with eos.
+    Raises UsageError if such a template has no eos token.
     """
     added, eos = tokenizer.added_tokens_decoder, tokenizer.eos_token_id
 

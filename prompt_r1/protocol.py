@@ -165,9 +165,9 @@ class Codec:
         """Drop a partial character at the end. It has at most 3 bytes of UTF-8, so at most 3 tokens."""
         for dropped in range(4):
             kept = tokens[: len(tokens) - dropped]
-            if kept and not decode(self.tokenizer, kept).endswith("\ufffd"):
+            if kept and not decode(self.tokenizer, kept).endswith("\ufffd"):  # as partial characters decode
                 return kept
-        return tokens
+        return tokens  # The text itself has the character U+FFFD here.
 
     def turn_text(self, tokens: Sequence[int]) -> str:
         """The text of one turn, as `parse` reads it.
