@@ -41,7 +41,7 @@ class Packed:
 
     def row_attention(self) -> RowAttention:
         """Make the attention of one forward, whose layers share their masks."""
-        mask = cache(causal_mask)  # The masks are freed with the graph of the forward.
+        mask = cache(causal_mask)  # A new cache for each forward. It is freed with the forward's graph.
         return partial(self._attend, mask)
 
     def _attend(
@@ -83,13 +83,15 @@ def pack(groups: Sequence[Sequence[Trajectory]], device: torch.device) -> Packed
         for number, game in enumerate(games):
             opening = game.tokens[: game.opening_length]
             assert opening == games[0].tokens[:opening_length], "the games of a group share their opening"
-            # The game adds its tokens from `start` to `end`.
+            # The game adds its tokens from `start` to `end`. Its last token is only a target.
             start = 0 if number == 0 else opening_length
             end = len(game.tokens) - 1
-            # columns[t] is the column of the game's token t. The columns of the opening are those of the
-            # group's first game. The last token has none, because it is only a target.
-            columns = [*range(group_start, group_start + start)]
-            columns += range(len(tokens), len(tokens) + end - start)
+            # columns[t] is the column of the game's token t. For example, the second game of a group begins
+            # in column 10. The group begins in column 0, with an opening of 4 tokens. Then the second game
+            # has the columns 0, 1, 2, 3, 10, 11, …
+            opening_columns = range(group_start, group_start + start)
+            own_columns = range(len(tokens), len(tokens) + end - start)
+            columns = [*opening_columns, *own_columns]
             for position, sampled in enumerate(game.sampled):
                 if sampled:
                     sources.append(columns[position - 1])  # The token before predicts the sampled token.
