@@ -111,7 +111,7 @@ async def fine_tune_on_own_games(
     draw = 0  # how many times questions were drawn in all rounds
     path = agent.make()
     for number in range(1, ROUNDS + 1):
-        use_threads(of_agent=config.threads)
+        use_threads(in_training=config.threads)
         player = load_agent(path, config, torch.device(settings.device))
         calls_made = games_played = 0
         while calls_made < calls_of_round and (right or games_played < GAMES_WITHOUT_RIGHT):

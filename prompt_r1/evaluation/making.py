@@ -72,7 +72,7 @@ async def make_method(
         player = await fine_tuned_agent(evaluation, system, agent, environment)
         path = player.path
     config = evaluation.config
-    use_threads(of_agent=player.config.threads)
+    use_threads(in_training=player.config.threads)
     return answer_by_games(
         load_agent(path, player.config, evaluation.device),
         environment,

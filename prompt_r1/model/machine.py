@@ -34,18 +34,18 @@ def usable_cores() -> int:
     return cores
 
 
-def use_threads(flag: int = 0, *, of_agent: int = 0, ranks: int = 1) -> None:
+def use_threads(flag: int = 0, *, in_training: int = 0, ranks: int = 1) -> None:
     """Set the number of threads in which torch computes from now on.
 
-        flag        --threads, which may exceed the number of cores; 0: not given
-        of_agent    the threads of an agent's training; 0: as many as torch chooses
-        ranks       how many ranks share the cores
+        flag          --threads, which may exceed the number of cores; 0: not given
+        in_training   --threads of the agent's training; 0: as many as torch chooses
+        ranks         how many ranks share the cores
 
     Without the flag, a rank has no more threads than cores: an agent may have been trained on a larger
     machine, and torch does not know the limit of a cgroup. If more threads computed than this limit allows,
     the kernel would stop all of them for most of each period.
     """
-    wanted = of_agent or TORCH_THREADS
+    wanted = in_training or TORCH_THREADS
     torch.set_num_threads(flag or max(1, min(wanted, usable_cores() // ranks)))
 
 
@@ -87,8 +87,8 @@ def pick_device(name: str) -> torch.device:
 def memory_left(device: torch.device) -> int:
     """The bytes that this process can still allocate on a device.
 
-    On a GPU, room is kept for the next update, which needs the peak since `forget_peak` again. So this peak
-    is subtracted from all that the process can have, and not only the memory in use. A training therefore
+    On a GPU, room is kept for the next update. It needs as much memory as the peak since `forget_peak`. So
+    the peak is subtracted from all that the process can have, and not the memory in use. A training therefore
     takes its memory in this order:
 
         1. load_policy       forgets the peak of earlier models, and loads the weights

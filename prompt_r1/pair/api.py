@@ -112,7 +112,7 @@ def open_pair(chosen: ChosenPair[AnyPairConfig]) -> AsyncPair:
     path = named.make()
     seed = named.config.seed if config.seed is None else config.seed
     device = pick_device(config.device)
-    use_threads(of_agent=named.config.threads)
+    use_threads(in_training=named.config.threads)
     if chosen.own is None:
         environment = open_environment(config.env, config, trusted=chosen.trusted, seed=seed, device=device)
     else:

@@ -54,7 +54,7 @@ def fine_tune_agent(
     """
     make_folder(out, _is_fine_tuning, "a fine-tuning")
     device = pick_device(config.device)
-    use_threads(config.threads, of_agent=agent_config.threads)
+    use_threads(config.threads, in_training=agent_config.threads)
     start = make_agent(config.agent, agent_config.seed)
     # A policy divides its logits by the temperature. The likelihood of the games is learned at temperature 1,
     # at which `rft` has sampled them, whatever the temperature of the agent's training was.

@@ -126,9 +126,9 @@ def test_an_agent_without_a_number_of_threads_gets_those_of_torch_after_a_mini_a
     monkeypatch.setattr(machine, "TORCH_THREADS", 3)
     before = torch.get_num_threads()
     try:
-        use_threads(of_agent=1)
+        use_threads(in_training=1)
         assert torch.get_num_threads() == 1
-        use_threads(of_agent=0)
+        use_threads(in_training=0)
         assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(before)
