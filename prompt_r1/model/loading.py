@@ -86,14 +86,14 @@ def _check_config(path: str | Path, config: PretrainedConfig) -> None:
     text = config.get_text_config()
     if any(getattr(part, "quantization_config", None) for part in (config, text)):
         raise UsageError(f"the weights at {str(path)!r} are quantised: give the model in 16 or 32 bits")
-    # The check after loading (engine/model_check.py) computes with the model's own weights. If they are
-    # small, a wrong attention may change too little to be seen.
+    # A model whose attention cannot be replaced is refused here, by its class. The check after loading
+    # (engine/model_check.py) may not notice it: if the weights are small, a wrong attention changes little.
     model_class = cast(type[PreTrainedModel] | None, MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None))
     if model_class and not model_class.is_backend_compatible():
         raise unsupported(config, "its attention cannot be replaced")
     if getattr(text, "final_logit_softcapping", None):
         raise unsupported(config, "its logits have a soft cap")
-    # The check after loading has short games, too, which may not show what other kinds of layers do.
+    # The check after loading plays only short games, which may not show what other kinds of layers do.
     layer_types = getattr(text, "layer_types", None) or []
     unknown = sorted({*layer_types} - LAYER_TYPES)
     if unknown:
