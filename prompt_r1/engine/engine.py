@@ -175,8 +175,9 @@ class Engine:
             can_halve = scheduler.halve_limits()
             if not can_halve:
                 raise
-        # Memory ran out. Here, unlike in the handler, no exception holds the forward's tensors any more.
         if drawn is None:
+            # Memory ran out. The cache is freed here and not in the handler, because the exception, which
+            # holds the forward's tensors, is gone only now.
             self._requeue()
             return
         scheduler.commit(counts)
@@ -239,7 +240,8 @@ class Engine:
             )
         job.tokens.append(token)
         job.logprobs.append(logprob)
-        # It changes only here, so that a step that is repeated after an out-of-memory draws the same token.
+        # A job gets its next random number only here. So a step that is repeated after an out-of-memory draws
+        # the same token.
         job.next_random = job.rng.random()
         if job.watch is not None:
             job.watch(token)

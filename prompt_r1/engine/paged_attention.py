@@ -149,9 +149,13 @@ def _sequence_by_sequence(
     """Attend with one call of torch's SDPA for each sequence, on any device. (T, H, D) → (T, H, D)."""
     pool = batch.pool
     kv_heads = pool.keys.shape[3]
-    # G query heads share a key head. With one new token, they are passed to SDPA as G queries of one head, so
-    # no key is copied for each of them, which would be far slower on a CPU. The shape of a sequence's part,
-    # (new tokens, Hkv, G, D), is then SDPA's (batch, heads, queries, D).
+    # G query heads share a key head. If a sequence has one new token, SDPA takes its part as it is:
+    #
+    #     (new tokens, Hkv,   G,       D)    the part of a sequence
+    #     (batch,      heads, queries, D)    what SDPA takes
+    #
+    # So the G query heads become G queries of one head, and their key is not copied G times, which would be
+    # far slower on a CPU.
     grouped = query.unflatten(1, (kv_heads, -1)).split(batch.counts)
     outs: list[Tensor] = []
     parts = zip(batch.sequences, batch.counts, batch.host_lengths, batch.first_blocks, grouped, strict=True)

@@ -2,9 +2,10 @@
 
 Jobs are admitted, and get blocks, in the order of their sequences' age, the oldest first. A job takes free
 blocks. If there are too few, it evicts newer sequences: first sequences that wait for a reply, then running
-ones, the newest first in both cases. A running job whose sequence is evicted is preempted: it keeps its
-sampled tokens and waits again, and when it is admitted, their keys and values are recomputed. So the oldest
-game never waits for memory, no game starves, and little is computed twice.
+ones, the newest first in both cases. (A job that runs alone may also evict older sequences.) A running job
+whose sequence is evicted is preempted: it keeps its sampled tokens and waits again, and when it is admitted,
+their keys and values are recomputed. So the oldest game never waits for memory, no game starves, and little
+is computed twice.
 
 The prompts of admitted jobs are computed shortest first, because a job with a short prompt can soon decode
 beside the others.
@@ -68,11 +69,12 @@ class Scheduler:
         max_sequences    the most running jobs
         prefill_tokens   the most prompt tokens in a step
         """
-        # `halve_limits` lowers the first two, and `restore_limits` sets them to the other two again.
+        # The limits now. `halve_limits` lowers them.
         self.max_sequences = max_sequences
         self.prefill_tokens = prefill_tokens
-        self._most_sequences = max_sequences
-        self._most_prefill_tokens = prefill_tokens
+        # The limits at the start. `restore_limits` returns to them.
+        self._first_max_sequences = max_sequences
+        self._first_prefill_tokens = prefill_tokens
         self.running: list[Job] = []  # the oldest sequence first
         self.waiting: list[Job] = []  # the oldest sequence first
         self._pool = pool
@@ -80,8 +82,8 @@ class Scheduler:
 
     def restore_limits(self) -> None:
         """Undo `halve_limits`."""
-        self.max_sequences = self._most_sequences
-        self.prefill_tokens = self._most_prefill_tokens
+        self.max_sequences = self._first_max_sequences
+        self.prefill_tokens = self._first_prefill_tokens
 
     def halve_limits(self) -> bool:
         """After an out-of-memory, allow half as many running jobs as there are, and half the prompt tokens.
@@ -255,7 +257,8 @@ class Scheduler:
         """The sequences that a job may evict, in the order in which they are evicted.
 
         Sequences that are newer than the job's come first: those that do not run, then those that run, each
-        from the newest on. The older ones follow, from the newest on, only if no other job runs.
+        from the newest on. If no other job runs, the older ones follow, from the newest on. They all wait for
+        a reply, and the engine would compute nothing until they go on.
         """
         running = {other.sequence for other in self.running}
         candidates = self._cached - {job.sequence, keep}
