@@ -82,11 +82,11 @@ class EnvironmentConfig:
         ENVIRONMENT_SYSTEM, "system message; empty: none", default_text="helpful assistant", may_be_empty=True
     )
     env_price: tuple[str, ...] = call_setting(
-        (), "IN,OUT: dollars per million tokens, or several", everyday=True
+        (), "IN,OUT: $ per million tokens, or one per environment", everyday=True
     )
     env_concurrency: int = call_setting(64, "concurrent calls of each environment, on each rank", AT_LEAST_1)
     max_env_calls: int = call_setting(0, "limit of calls; 0: none")
-    max_env_usd: float = call_setting(0.0, "dollars (needs --env-price, max_tokens); 0: none", everyday=True)
+    max_env_usd: float = call_setting(0.0, "dollars (needs --env-price, --env-args); 0: none", everyday=True)
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class AgentConfig(EnvironmentConfig):
     )
     seed: int = setup_setting(0, "seed of mini world, question order, sampling", SEED, everyday=True)
     instruction: str = game_setting(
-        "paper", "instruction to the agent; answer suits --env none", choices=tuple(INSTRUCTIONS)
+        "paper", "instruction to the agent; `answer` is for --env none", choices=tuple(INSTRUCTIONS)
     )
     max_turns: int = game_setting(5, "turns per game", AT_LEAST_1, everyday=True)
     max_new: int = game_setting(1024, "new tokens per turn", AT_LEAST_1)

@@ -90,9 +90,10 @@ class Setting:
 
 
 def _converted(kind: Any, value: object) -> Any:
-    """The value of a flag, which is a text, or of a file as `kind`. Raises ValueError or KeyError.
+    """Convert the value of a flag or a file to `kind`. Raises ValueError or KeyError.
 
-    In a file, a number may be a text, too: YAML takes 1e-6 for one, because it has no point.
+    The value of a flag is always a text. In a file, a number may be a text, too: YAML reads 1e-6 as a text,
+    because it has no point.
     """
     if kind is bool:
         return BOOLEANS[str(value).lower()]

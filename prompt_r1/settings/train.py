@@ -22,9 +22,9 @@ from prompt_r1.settings.agent import (
 from prompt_r1.settings.fields import ABOVE_0, AT_LEAST_1, LEARNING_RATE, Range, flag_of, read_yaml, setting
 from prompt_r1.settings.functions import OBJECT_PREFIX
 
-# These settings name code of the user.
+# In these settings, MODULE:FUNCTION names code of the user.
 FUNCTIONS = ("reward", "loss_function", "advantage_function")
-# In other settings, py:MODULE:NAME does, alone or in a list.
+# In other settings, py:MODULE:NAME names it, alone or in a list.
 NAME_OF_CODE = re.compile(rf"(^|[\s,]){OBJECT_PREFIX}")
 
 run_setting = partial(setting, group="the run", everyday=True)
@@ -95,13 +95,14 @@ class TrainConfig(AgentConfig):
 def warnings_of(config: TrainConfig) -> list[str]:
     """What a user should know before a run starts: a toy beside real parts, or the toy's learning rate."""
     data = " ".join(config.data)
-    is_toy_of = {"--agent mini": config.agent == MINI_AGENT, f"--data {data}": all_mini_data(config.data)}
+    is_toy = {"--agent mini": config.agent == MINI_AGENT, f"--data {data}": all_mini_data(config.data)}
     if not config.without_environment:
-        is_toy_of["--env mini"] = is_mini(config.env)
+        is_toy["--env mini"] = is_mini(config.env)
+    toy_flags = [flag for flag in is_toy if is_toy[flag]]
+    real_flags = [flag for flag in is_toy if not is_toy[flag]]
     warnings = []
-    if any(is_toy_of.values()) and not all(is_toy_of.values()):
-        names = ", ".join(flag for flag, is_toy in is_toy_of.items() if is_toy)
-        warnings.append(f"{names}: made for the invented mini world, and of no use outside it")
+    if toy_flags and real_flags:
+        warnings.append(f"{', '.join(toy_flags)}: made for the invented mini world, and of no use outside it")
     if config.agent != MINI_AGENT and config.lr >= MINI["lr"]:
         warnings.append(
             f"--lr {config.lr:g} suits the toy agent, and destroys a pretrained model: give about 3e-5 for a "
