@@ -25,7 +25,7 @@ def launcher_number(name: str, *, default: int) -> int:
 
 
 def check_device(name: str) -> None:
-    """Raise UsageError for a name that names no device, and for one GPU for several ranks of a machine.
+    """Raise UsageError if no device has this name, or if several ranks of a machine would share the GPU.
 
     Only torch knows whether there is a GPU.
     """
