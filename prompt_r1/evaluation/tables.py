@@ -133,9 +133,9 @@ def paper_tables(results: Results, trained_with: Mapping[str, str]) -> list[str]
     environments = list(dict.fromkeys(system.environment for system in results.systems if system.environment))
     tables = []
     for environment in environments or [""]:
-        # A system without an environment is in the tables of every environment.
+        # A system without an environment, such as sft, is in the tables of every environment.
         systems = [system for system in results.systems if system.environment in (environment, "")]
-        table = PaperTable(results, systems, environment, trained_with)
+        table = PaperTable(results, dict.fromkeys(systems, environment), trained_with)
         where = f", environment {environment}" if environment else ""
         if trained:
             tables.append(table.markdown(f"Table 2: results{where}", trained))
@@ -146,7 +146,8 @@ def paper_tables(results: Results, trained_with: Mapping[str, str]) -> list[str]
     direct = [system for system in results.systems if system.method == "direct"]
     full = [system for system in results.systems if system.method == "prompt-r1"]
     if len(full) > 1:
-        table = PaperTable(results, [*direct, *full], "", trained_with)
+        columns = {system: system.environment for system in [*direct, *full]}
+        table = PaperTable(results, columns, trained_with)
         homes = ", ".join(f"{agent} was trained with {home}" for agent, home in trained_with.items())
         title = f"Table 5: transfer between environments ({homes})"
         tables.append(table.markdown(title, results.datasets))
@@ -158,10 +159,7 @@ class PaperTable:
     """A table in the paper's form, with the paper's numbers below ours."""
 
     results: Results
-    systems: Sequence[System]  # the columns
-    # A system without an environment of its own, such as sft, is compared with the paper's numbers for this
-    # environment. In Table 5 all systems have one.
-    environment: str
+    columns: Mapping[System, str]  # each system, and the environment of its numbers in the paper
     trained_with: Mapping[str, str]  # agent → the environment of its training
 
     def markdown(self, title: str, datasets: Sequence[str]) -> str:
@@ -174,7 +172,7 @@ class PaperTable:
             for metric in LABELS:
                 if any(self._rates(datasets, metric)):
                     rows += self._rows("Average", datasets, metric)
-        names = short_names(self.systems)
+        names = short_names(self.columns)
         table = markdown_table(["dataset", "metric", *names.values()], rows, left=2)
         return f"### {printable_line(title)}\n\n{table}"
 
@@ -193,7 +191,7 @@ class PaperTable:
 
     def _rates(self, datasets: Sequence[str], metric: str) -> list[Rate | None]:
         """The rate of each system; None for a system that was not measured on all datasets."""
-        return [self.results.macro_average(system, datasets, metric) for system in self.systems]
+        return [self.results.macro_average(system, datasets, metric) for system in self.columns]
 
     def _paper_numbers(self, datasets: Sequence[str], metric: str) -> list[str]:
         """The paper's number for each system, "" where it has none."""
@@ -202,8 +200,7 @@ class PaperTable:
         if len(datasets) > 1 and not is_whole_table:
             return []
         numbers = []
-        for system in self.systems:
-            environment = system.environment or self.environment
+        for system, environment in self.columns.items():
             trained_with = self.trained_with.get(system.agent, environment)
             numbers.append(paper_number(system.method, environment, trained_with, datasets, metric))
         return numbers
