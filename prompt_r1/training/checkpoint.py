@@ -46,8 +46,8 @@ class State:
     """The state of a run besides weights and optimiser, as state.json holds it."""
 
     trained_step: int = 0  # the last step whose update is in the weights
-    # The line of `trained_step` in metrics.jsonl while it may still change, so that a resumed run can write
-    # it again; {} when it is final.
+    # The line of `trained_step` in metrics.jsonl is *open* while it may still change, and then *final*. This
+    # is the open line, so that a resumed run can write it again; {}: the line is final.
     open_line: dict[str, float] = field(default_factory=dict)
     best: Candidate | None = None  # the best agent so far
     questions: str = ""  # digest of the training questions
@@ -56,7 +56,7 @@ class State:
     format: int = FORMAT
 
     @property
-    def final_step(self) -> int:
+    def last_final_step(self) -> int:
         """The last step whose line in metrics.jsonl is final; -1 in a new run."""
         return self.trained_step - 1 if self.open_line else self.trained_step
 

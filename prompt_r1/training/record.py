@@ -56,7 +56,7 @@ class Record:
         self.stop_if_idle(stats, environment_failed=measured["groups/dropped"] == 1)
 
     def finish_open_step(self) -> None:
-        """Finish the newest trained step if its line in metrics.jsonl may still change.
+        """Finish the newest trained step if its line in metrics.jsonl is open (see `State`).
 
         In a new run this is step 0. In a resumed run it is the step that was trained last before the run
         stopped. If --steps makes it the last step of the run, it is now validated and exported.
@@ -100,8 +100,8 @@ class Record:
                 self.export(metrics)
             self.update_report()
         else:
-            # The line may still change: if the run stops before it trains another step, the resumed run
-            # finishes this step again, perhaps with a validation.
+            # The line stays open: if the run stops before it trains another step, the resumed run finishes
+            # this step again, perhaps with a validation.
             self.state = replace(self.state, open_line=metrics)
 
         # Report alarms, and stop if a signal came.

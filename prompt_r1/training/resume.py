@@ -42,9 +42,9 @@ def resume_run(run: Run) -> Record:
     found = ranks.on_first_rank(lambda: newest_checkpoint(run.folder, say=run.log.say))
     if found is not None:
         load_checkpoint(record, found)
-    trained, final = record.state.trained_step, record.state.final_step
+    trained, last_final = record.state.trained_step, record.state.last_final_step
     run.log.begin_after(trained, steps=config.steps)
-    ranks.on_first_rank(lambda: trim_run(run.folder, trained=trained, final=final))
+    ranks.on_first_rank(lambda: trim_run(run.folder, trained=trained, last_final=last_final))
     ranks.on_first_rank(lambda: write_yaml(config, run.folder / "config.yaml"))
     for line in read_metrics(run.folder):
         record.alarms.read(line)
@@ -98,21 +98,21 @@ def repair_export(record: Record) -> None:
     record.export(lines.get(best.step, {"step": best.step}))
 
 
-def trim_run(run: Path, *, trained: int, final: int) -> None:
+def trim_run(run: Path, *, trained: int, last_final: int) -> None:
     """Remove what a resumed run writes again.
 
     Games of training are removed after step `trained`, games of validation and lines of metrics after
-    `final`. With another number of ranks the new files have other names, so the old files would stay. The
-    games and the table of the test are removed too, because the test is played again.
+    `last_final`. With another number of ranks the new files have other names, so the old files would stay.
+    The games and the table of the test are removed too, because the test is played again.
     """
-    last_kept = {"step": trained, "validation": final}
+    last_kept = {"step": trained, "validation": last_final}
     for path in (run / "trajectories").glob("*.jsonl"):
         # The kind and number of step-000012-rank0.jsonl are "step" and 12. Games of the test have no number.
         match = re.match(r"(step|validation)-(\d+)-", path.name)
         is_later = match is not None and int(match[2]) > last_kept[match[1]]
         if is_later or path.name.startswith("test-"):
             path.unlink()
-    kept = [json_line(line) for line in read_metrics(run) if line["step"] <= final]
+    kept = [json_line(line) for line in read_metrics(run) if line["step"] <= last_final]
     replace_file(run / "metrics.jsonl", "".join(kept).encode())
     (run / TEST_FILE).unlink(missing_ok=True)
 

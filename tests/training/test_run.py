@@ -468,7 +468,7 @@ def test_a_last_step_that_was_validated_is_not_finished_again(base, tmp_path):
     for em in (0.1, 0.1, 0.5, 0.2):
         record.step(val_em=em, val_reward=em)
     resumed = resume(tmp_path, base, save_every=2, steps=3)
-    assert resumed.state == record.state and resumed.state.final_step == 3
+    assert resumed.state == record.state and resumed.state.last_final_step == 3
 
 
 def test_the_calls_of_a_step_are_logged_though_a_signal_interrupted_its_validation(base, tmp_path):

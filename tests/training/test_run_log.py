@@ -55,7 +55,7 @@ def test_damaged_metric_lines_are_skipped_and_nan_is_kept(tmp_path):
 def test_metric_lines_after_the_checkpoint_and_incomplete_ones_are_removed(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'[1]\n{"step": 0}\n\xff\n{"step": 1, "em": 0.5}\n{"step": 2}\n{"step": 3, "r')
-    trim_run(tmp_path, trained=1, final=1)
+    trim_run(tmp_path, trained=1, last_final=1)
     assert path.read_text() == '{"step":0}\n{"step":1,"em":0.5}\n'
 
 
@@ -67,14 +67,14 @@ def test_the_games_of_later_steps_are_removed_whatever_rank_played_them(tmp_path
     removed = ["step-000003-rank1", "validation-000002-rank0", "test-trained-rank1"]
     for name in (*kept, *removed):
         (folder / f"{name}.jsonl").touch()
-    trim_run(tmp_path, trained=2, final=1)
+    trim_run(tmp_path, trained=2, last_final=1)
     assert sorted(path.stem for path in folder.iterdir()) == sorted(kept)
 
 
 def test_a_run_that_goes_on_after_its_test_no_longer_shows_the_test_of_the_earlier_agent(tmp_path):
     """A bug: the reports of a finished run that got more --steps had the old table beside the new curves."""
     (tmp_path / TEST_FILE).write_text("| trained agent | 0.5 |")
-    trim_run(tmp_path, trained=2, final=1)
+    trim_run(tmp_path, trained=2, last_final=1)
     assert not (tmp_path / TEST_FILE).exists()
 
 
