@@ -257,8 +257,8 @@ class Scheduler:
         """The sequences that a job may evict, in the order in which they are evicted.
 
         Sequences that are newer than the job's come first: those that do not run, then those that run, each
-        from the newest on. If no other job runs, the older ones follow, from the newest on. They all wait for
-        a reply, and the engine would compute nothing until they go on.
+        from the newest on. If no other job runs, the older ones follow, from the newest on. None of them
+        runs, and while they keep their blocks, the engine may have nothing to compute.
         """
         running = {other.sequence for other in self.running}
         candidates = self._cached - {job.sequence, keep}
