@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from prompt_r1.errors import FatalEnvError, NoAnswer
-from prompt_r1.pair.named_agent import GAME_FILE
+from prompt_r1.pair.named_agent import SETTINGS_FILE
 from tests.support.json_server import JsonHandler, serving
 from tests.support.programs import run_here
 from tests.support.providers import KEY, body_of, error_of
@@ -50,7 +50,7 @@ def foreign(listener, asking_agent, tmp_path, monkeypatch) -> Path:
     folder = tmp_path / "agent"
     shutil.copytree(asking_agent, folder)
     game = "instruction: short\nmax_tokens: 900\nmax_new: 80\nmax_turns: 2\n"
-    (folder / GAME_FILE).write_text(f"{game}env: {listener.spec}\n")
+    (folder / SETTINGS_FILE).write_text(f"{game}env: {listener.spec}\n")
     (tmp_path / "questions.jsonl").write_text(json.dumps(ONE_QUESTION) + "\n")
     return folder
 

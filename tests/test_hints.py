@@ -11,7 +11,7 @@ import pytest
 
 from prompt_r1.data.__main__ import main as data_main
 from prompt_r1.evaluation.preflight import read_evaluation
-from prompt_r1.pair.named_agent import GAME_FILE, teaching_command
+from prompt_r1.pair.named_agent import SETTINGS_FILE, teaching_command
 from prompt_r1.pair.settings import InferConfig, read_pair
 from prompt_r1.programs.command_line import command
 from prompt_r1.settings.train import TrainConfig
@@ -77,7 +77,7 @@ def folder(tmp_path, asking_agent, monkeypatch) -> Path:
     Path(FOLDER).mkdir()
     for file in asking_agent.iterdir():
         Path(FOLDER, file.name).symlink_to(file)
-    Path(FOLDER, GAME_FILE).write_text("env: mini\n")  # as a training exports it
+    Path(FOLDER, SETTINGS_FILE).write_text("env: mini\n")  # as a training exports it
     return tmp_path
 
 

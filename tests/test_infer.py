@@ -25,7 +25,7 @@ from prompt_r1.environments.own import OwnSource
 from prompt_r1.environments.sources import Busy, Reply
 from prompt_r1.errors import EnvError, NoAnswer, Resumable, UsageError
 from prompt_r1.pair.dialogue import DialoguePrinter, DialogueSplitter
-from prompt_r1.pair.named_agent import GAME_FILE, NamedAgent
+from prompt_r1.pair.named_agent import SETTINGS_FILE, NamedAgent
 from prompt_r1.pair.settings import ChosenPair, InferConfig
 from prompt_r1.programs.command_line import explain
 from prompt_r1.protocol import parse
@@ -62,7 +62,7 @@ def agent(asking_agent, tmp_path_factory) -> Path:
     """The asking agent, with the settings of its game."""
     folder = tmp_path_factory.mktemp("infer") / "agent"
     shutil.copytree(asking_agent, folder)
-    (folder / GAME_FILE).write_text("instruction: short\nmax_tokens: 900\nmax_new: 80\nmax_turns: 3\n")
+    (folder / SETTINGS_FILE).write_text("instruction: short\nmax_tokens: 900\nmax_new: 80\nmax_turns: 3\n")
     return folder
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.preflight import read_evaluation
-from prompt_r1.pair.named_agent import GAME_FILE
+from prompt_r1.pair.named_agent import SETTINGS_FILE
 from prompt_r1.pair.settings import InferConfig, read_pair
 from prompt_r1.programs.command_line import read_settings
 from prompt_r1.programs.sealed_folders import seal
@@ -190,7 +190,7 @@ def folder(tmp_path, asking_agent, monkeypatch) -> Path:
     (tmp_path / "AGENT").symlink_to(asking_agent)
     for name, environment in (("own", "m"), ("foreign", "py:json:loads")):
         shutil.copytree(asking_agent, tmp_path / name)
-        (tmp_path / name / GAME_FILE).write_text(f"env: {environment}\n")
+        (tmp_path / name / SETTINGS_FILE).write_text(f"env: {environment}\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     return tmp_path

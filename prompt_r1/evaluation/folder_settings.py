@@ -15,7 +15,7 @@ from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.evaluation import Evaluation
 from prompt_r1.evaluation.methods import METHODS
 from prompt_r1.evaluation.settings import EvaluateConfig
-from prompt_r1.pair.named_agent import GAME_FILE, NamedAgent
+from prompt_r1.pair.named_agent import SETTINGS_FILE, NamedAgent
 from prompt_r1.programs.files import replace_file
 from prompt_r1.settings.agent import MINI_AGENT, is_mini_data
 from prompt_r1.settings.fields import experiment_values, read_mapping
@@ -116,8 +116,8 @@ def _digest(path: Path) -> str:
 
     if path.is_file():
         return _digest_of_file(path)
-    game = path / GAME_FILE
-    return digest_of_model(path) + (_digest_of_file(game) if game.exists() else "")
+    settings = path / SETTINGS_FILE
+    return digest_of_model(path) + (_digest_of_file(settings) if settings.exists() else "")
 
 
 def _digest_of_file(path: Path) -> str:

@@ -21,7 +21,7 @@ from prompt_r1.settings.train import PRESETS, preset_of
 RUNS = Path("runs")
 # The folder of an agent that was trained here has these two files beside those of the model.
 STEP_FILE = "training.json"  # the metrics of its step
-GAME_FILE = "prompt_r1.yaml"  # the settings of its training
+SETTINGS_FILE = "prompt_r1.yaml"  # the settings of its training
 LFS_POINTER = b"version https://git-lfs"  # the first bytes of a file that Git LFS has not fetched
 
 
@@ -122,7 +122,7 @@ def locate_agent(name: str) -> str | Path:
 
 def newest_mini_run() -> Path:
     """The run folder under runs/ with the newest mini agent that was trained with an environment."""
-    for file in _newest_first(f"*/agent/{GAME_FILE}"):
+    for file in _newest_first(f"*/agent/{SETTINGS_FILE}"):
         config = trained_config(file.parent)
         if config is not None and config.agent == MINI_AGENT and not config.without_environment:
             return file.parent.parent
@@ -133,7 +133,7 @@ def newest_mini_run() -> Path:
 
 def trained_config(path: str | Path) -> AgentConfig | None:
     """The settings by which an exported agent plays and was trained; None if it was not trained here."""
-    file = Path(path) / GAME_FILE
+    file = Path(path) / SETTINGS_FILE
     if not file.is_file():
         return None
     # The file has all settings of a training, perhaps by another version. Only an agent's settings are read.

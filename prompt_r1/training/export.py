@@ -18,7 +18,7 @@ from prompt_r1.model.distributed import Ranks
 from prompt_r1.model.loading import model_folder
 from prompt_r1.model.lora import LoRA, adapters_removed
 from prompt_r1.model.policy import Policy
-from prompt_r1.pair.named_agent import GAME_FILE, STEP_FILE
+from prompt_r1.pair.named_agent import SETTINGS_FILE, STEP_FILE
 from prompt_r1.programs.sealed_folders import new_temporary, sync_and_move
 from prompt_r1.settings.agent import AgentConfig
 from prompt_r1.settings.fields import write_yaml
@@ -80,7 +80,7 @@ def export_agent(
                     _warn_if_rounded_away(share, dtype)
                     saved_metrics[ROUNDED_AWAY] = share
                 (temporary / STEP_FILE).write_text(json.dumps(saved_metrics, indent=1), "utf-8")
-                write_yaml(config, temporary / GAME_FILE)
+                write_yaml(config, temporary / SETTINGS_FILE)
                 if adapted:
                     save_adapters(adapted, temporary / "adapter", base=base)
                 sync_and_move(temporary, folder)

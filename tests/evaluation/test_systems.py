@@ -38,7 +38,7 @@ from prompt_r1.evaluation.preflight import (
 from prompt_r1.evaluation.searches import Data
 from prompt_r1.evaluation.settings import EvaluateConfig
 from prompt_r1.pair import named_agent
-from prompt_r1.pair.named_agent import GAME_FILE, NamedAgent
+from prompt_r1.pair.named_agent import SETTINGS_FILE, NamedAgent
 from prompt_r1.settings.agent import ENVIRONMENT_SYSTEM
 from prompt_r1.settings.train import TrainConfig
 from tests.support.exports import save_run
@@ -243,7 +243,7 @@ def test_settings_of_the_training_are_those_of_its_environment(asking_agent, tmp
     agent = tmp_path / "agent"
     shutil.copytree(asking_agent, agent)
     trained = "env: large\nenv_system: As trained.\nenv_args: '{\"top_p\": 0.5}'\n"
-    (agent / GAME_FILE).write_text(trained)
+    (agent / SETTINGS_FILE).write_text(trained)
     opened = Mock(side_effect=UsageError("seen"))
     monkeypatch.setattr("prompt_r1.evaluation.evaluation.open_environment", opened)
     monkeypatch.setenv("OPENAI_API_KEY", "key")
@@ -683,7 +683,7 @@ def test_a_note_says_how_many_questions_are_in_the_files_of_the_agents_training(
     settings = (
         f"env: mini\ndata: [{tmp_path}/own.jsonl, 'py:os:abort']\nmax_tokens: 900\ninstruction: short\n"
     )
-    (tmp_path / GAME_FILE).write_text(settings)
+    (tmp_path / SETTINGS_FILE).write_text(settings)
     with (tmp_path / "more.jsonl").open("w") as file:
         file.writelines([*rows, '{"question": "def?", "answer": "Anna"}\n'])
     line = ["--agent", tmp_path, "--data", tmp_path / "more.jsonl", "--method", "direct", "--device", "cpu"]
@@ -698,7 +698,7 @@ def test_an_agent_whose_question_files_have_changed_is_evaluated(asking_agent, t
     (tmp_path / "old.csv").write_text("topic,answer\nabc,Anna\n")
     (tmp_path / "new.jsonl").write_text('{"question": "abc?", "answer": "Anna"}\n')
     settings = f"env: mini\ndata: ['{tmp_path}/old.csv']\nmax_tokens: 900\ninstruction: short\n"
-    (tmp_path / GAME_FILE).write_text(settings)
+    (tmp_path / SETTINGS_FILE).write_text(settings)
     line = ["--agent", tmp_path, "--data", tmp_path / "new.jsonl", "--method", "direct", "--device", "cpu"]
     run_here("evaluate.py", *line, "--out", tmp_path / "out")
     assert (tmp_path / "out/results.json").is_file()
@@ -710,7 +710,7 @@ def test_a_note_says_that_the_reward_is_not_the_one_of_the_training(asking_agent
     for file in asking_agent.iterdir():
         (tmp_path / file.name).symlink_to(file)
     settings = f"env: mini\nmax_tokens: 900\ninstruction: short\nreward: '{reward}'\n"
-    (tmp_path / GAME_FILE).write_text(settings)
+    (tmp_path / SETTINGS_FILE).write_text(settings)
     line = f"--agent {tmp_path} --data mini --limit 1 --method prompt-r1 --device cpu --out {tmp_path}/out"
     run_here("evaluate.py", *line.split())
     assert ("--reward os:abort. `reward` in" in capsys.readouterr().err) == bool(reward)
@@ -719,8 +719,8 @@ def test_a_note_says_that_the_reward_is_not_the_one_of_the_training(asking_agent
 
 def test_the_digest_of_an_agent_covers_its_model_and_the_settings_of_its_training(tmp_path):
     digests = []
-    for changed in ("", "config.json", GAME_FILE, "model-1.safetensors", "model-2.safetensors"):
-        for name in ("config.json", GAME_FILE):
+    for changed in ("", "config.json", SETTINGS_FILE, "model-1.safetensors", "model-2.safetensors"):
+        for name in ("config.json", SETTINGS_FILE):
             (tmp_path / name).write_text("new" if name == changed else "old")
         for name in ("model-1.safetensors", "model-2.safetensors"):
             save_weights(tmp_path / name, "new" if name == changed else "old")

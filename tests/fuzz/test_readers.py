@@ -15,7 +15,7 @@ from prompt_r1.environments.sources import Reply
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.predictions import Prediction, System, read_predictions, to_row
 from prompt_r1.pair.chat_format import Failure, read_request
-from prompt_r1.pair.named_agent import GAME_FILE, trained_config
+from prompt_r1.pair.named_agent import SETTINGS_FILE, trained_config
 from prompt_r1.settings.fields import write_yaml
 from prompt_r1.settings.train import TrainConfig
 from prompt_r1.training.warm_start import read_games
@@ -40,13 +40,13 @@ def write_files(folder: Path) -> dict[Path, Callable[[Path], object]]:
     (folder / "predictions.jsonl").write_text(json.dumps(to_row(answer)) + "\n")
     write_yaml(TrainConfig(agent="mini", env="mini", data=("mini",), val_data=()), folder / "settings.yaml")
     agent = tiny.save_agent(folder / "agent")
-    write_yaml(TrainConfig(agent="mini"), agent / GAME_FILE)
+    write_yaml(TrainConfig(agent="mini"), agent / SETTINGS_FILE)
     return {
         folder / "own.jsonl": load_questions,
         folder / "published.parquet": load_questions,
         folder / "predictions.jsonl": read_predictions,
         folder / "settings.yaml": lambda path: train_config(["--config", str(path)]),
-        agent / GAME_FILE: lambda file: trained_config(file.parent),
+        agent / SETTINGS_FILE: lambda file: trained_config(file.parent),
         games: read_games,
     }
 

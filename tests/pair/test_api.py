@@ -22,7 +22,7 @@ from prompt_r1.environments.own import OwnSource
 from prompt_r1.environments.sources import Busy, Caller, Refused, Reply, Source
 from prompt_r1.pair.agent import Sampling, play_question
 from prompt_r1.pair.api import Pair
-from prompt_r1.pair.named_agent import GAME_FILE
+from prompt_r1.pair.named_agent import SETTINGS_FILE
 from prompt_r1.settings.fields import write_yaml
 from prompt_r1.settings.train import TrainConfig
 from prompt_r1.types import Message, Question
@@ -76,7 +76,7 @@ def folder(asking_agent, tmp_path) -> Path:
     """An agent's folder with the settings of its training."""
     folder = shutil.copytree(asking_agent, tmp_path / "agent")
     game = TrainConfig(env="mini", instruction="short", max_turns=3, max_new=64, max_tokens=400, seed=5)
-    write_yaml(game, folder / GAME_FILE)
+    write_yaml(game, folder / SETTINGS_FILE)
     return folder
 
 

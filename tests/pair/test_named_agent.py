@@ -8,7 +8,7 @@ import torch
 
 from prompt_r1.errors import UsageError
 from prompt_r1.pair.api import open_pair
-from prompt_r1.pair.named_agent import GAME_FILE, NamedAgent, locate_agent, preset_config, resolve_agent
+from prompt_r1.pair.named_agent import SETTINGS_FILE, NamedAgent, locate_agent, preset_config, resolve_agent
 from prompt_r1.pair.settings import ChosenPair, PairConfig
 from tests.support.exports import save_run
 
@@ -61,7 +61,7 @@ def test_an_agent_that_was_trained_to_answer_alone_is_not_the_newest_that_asks(t
 
 def test_an_agent_that_was_trained_with_an_unknown_setting_plays(tmp_path):
     save_run(tmp_path, seed=3, step=60, saved=1)
-    with (tmp_path / "agent" / GAME_FILE).open("a") as file:
+    with (tmp_path / "agent" / SETTINGS_FILE).open("a") as file:
         file.write("gone: 0.5\n")
     assert resolve_agent(str(tmp_path)).config.seed == 3
 

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from prompt_r1.model.policy import Policy
-from prompt_r1.pair.named_agent import GAME_FILE, STEP_FILE
+from prompt_r1.pair.named_agent import SETTINGS_FILE, STEP_FILE
 from prompt_r1.settings.fields import write_yaml
 from prompt_r1.settings.train import PRESETS, TrainConfig
 from prompt_r1.training.export import export_agent
@@ -33,20 +33,20 @@ def save_run(folder: Path, *, seed: int, step: int, saved: int, env: str = "mini
     """The files of a mini run's agent that a name is resolved by; `saved` is a time."""
     agent = folder / "agent"
     agent.mkdir(parents=True)
-    write_yaml(TrainConfig(**{**PRESETS["mini"], "seed": seed, "env": env}), agent / GAME_FILE)
+    write_yaml(TrainConfig(**{**PRESETS["mini"], "seed": seed, "env": env}), agent / SETTINGS_FILE)
     (agent / "config.json").write_text("{}")
     (agent / "tokenizer.json").touch()
     save_file({}, agent / "model.safetensors")
     (agent / STEP_FILE).write_text(json.dumps({"step": step}))
-    os.utime(agent / GAME_FILE, (saved, saved))
+    os.utime(agent / SETTINGS_FILE, (saved, saved))
 
 
 def save_playable_run(folder: Path, asking_agent: Path, *, saved: int) -> None:
     """A mini run whose agent can be loaded; `saved` is a time."""
     agent = shutil.copytree(asking_agent, folder / "agent")
     game = "instruction: short\nmax_tokens: 900\nmax_new: 80\nmax_turns: 3\n"
-    (agent / GAME_FILE).write_text(f"agent: mini\nenv: mini\n{game}")
-    os.utime(agent / GAME_FILE, (saved, saved))
+    (agent / SETTINGS_FILE).write_text(f"agent: mini\nenv: mini\n{game}")
+    os.utime(agent / SETTINGS_FILE, (saved, saved))
 
 
 @contextmanager

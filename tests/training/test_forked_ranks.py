@@ -18,7 +18,7 @@ from prompt_r1.model import machine
 from prompt_r1.model.distributed import RankLost
 from prompt_r1.model.machine import usable_cores, use_threads
 from prompt_r1.pair.api import open_pair
-from prompt_r1.pair.named_agent import GAME_FILE, resolve_agent
+from prompt_r1.pair.named_agent import SETTINGS_FILE, resolve_agent
 from prompt_r1.pair.settings import ChosenPair, PairConfig
 from prompt_r1.training import forked_ranks
 from prompt_r1.training.forked_ranks import fork_ranks, rank_count, wait_for_ranks
@@ -154,7 +154,7 @@ def test_an_agent_of_a_larger_machine_gets_no_more_threads_than_there_are_cores(
     """The settings of an agent that was trained with 64 threads set 64 threads again."""
     (four_cores / "cpu.max").write_text("200000 100000\n")
     agent = shutil.copytree(asking_agent, tmp_path / "large")
-    with (agent / GAME_FILE).open("a") as file:
+    with (agent / SETTINGS_FILE).open("a") as file:
         file.write("threads: 64\n")
     set_threads: list[int] = []
     monkeypatch.setattr(machine, "TORCH_THREADS", 64)
