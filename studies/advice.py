@@ -15,7 +15,14 @@ the advice in the request. It does not read why replies were wrong.
 
 import random
 
-from prompt_r1.miniworld.environment import ANSWER_ONLY, MiniEnvironment, MiniReply, Skills, generator_for
+from prompt_r1.miniworld.environment import (
+    ANSWER_ONLY,
+    ANSWER_ONLY_AT_END,
+    MiniEnvironment,
+    MiniReply,
+    Skills,
+    generator_for,
+)
 from prompt_r1.settings.agent import ANSWER_IN_TAGS
 from prompt_r1.types import Message
 
@@ -54,11 +61,11 @@ class AdvisedEnvironment(MiniEnvironment):
     def reply(self, prompt: str) -> MiniReply:
         """Reply to a prompt. If it says "Answer only." and this is obeyed, the reply is the bare value."""
         # evaluate.py asks every environment for tags but the built-in mini world. These rules know no tags.
-        prompt = prompt.replace(f"\n{ANSWER_IN_TAGS}", " Answer only.")
+        prompt = prompt.replace(f"\n{ANSWER_IN_TAGS}", ANSWER_ONLY)
         probabilities = advised(f"{self.instructions}\n{prompt}")
         bare = probabilities.pop("bare")
         if generator_for(f"form {self.seed}", prompt).random() >= bare:
-            prompt = ANSWER_ONLY.sub("", prompt)
+            prompt = ANSWER_ONLY_AT_END.sub("", prompt)
         self.skills = Skills(**probabilities)
         return super().reply(prompt)
 

@@ -3,17 +3,17 @@
 All evaluations, and the test at the end of a training, ask in this way.
 """
 
+from prompt_r1.miniworld.environment import ANSWER_ONLY
 from prompt_r1.settings.agent import ANSWER_IN_TAGS, is_mini
 
-# The request after the question.
-IN_TAGS = f"\n{ANSWER_IN_TAGS}"
-ANSWER_ONLY = " Answer only."  # The mini world understands only this request.
+IN_TAGS = f"\n{ANSWER_IN_TAGS}"  # the request after the question
 
 
 def request_of(spec: str) -> str:
     """The request for an answer, after the question, to the environment of a SPEC.
 
-    If a SPEC names a real model beside the mini world, the answer is asked for in tags.
+    The mini world understands only ANSWER_ONLY. If a SPEC also names a real model, the answer is asked for in
+    tags.
     """
     return ANSWER_ONLY if all(is_mini(name) for name in spec.split(",")) else IN_TAGS
 

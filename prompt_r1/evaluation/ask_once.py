@@ -17,11 +17,12 @@ from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.sources import Caller
 from prompt_r1.errors import EnvError
 from prompt_r1.evaluation.predictions import Prediction
+from prompt_r1.miniworld.environment import REQUEST_OF_COT
 from prompt_r1.protocol import shown_reply
 from prompt_r1.types import Message, Question
 
 STEP_BY_STEP = "Let's think step by step."
-EXTRACT = "Therefore, the answer is …"
+EXTRACT = f"{REQUEST_OF_COT} …"
 
 
 async def ask_once(

@@ -37,9 +37,11 @@ from prompt_r1.types import Message
 
 OPPOSITE = {"yes": "no", "no": "yes"}
 NEARBY = [*range(-9, 0), *range(1, 10)]  # the differences between a wrong and the right result
-ANSWER_ONLY = re.compile(r"\s*answer only[.!]?\s*$", re.IGNORECASE)
-# The second request of chain of thought begins with these words (evaluation/ask_once.py).
-REQUEST_OF_COT = "therefore, the answer is"
+# The request for the bare value, after a question, and how it is recognised.
+ANSWER_ONLY = " Answer only."
+ANSWER_ONLY_AT_END = re.compile(r"\s*answer only[.!]?\s*$", re.IGNORECASE)
+# The second request of zero-shot chain of thought begins with these words.
+REQUEST_OF_COT = "Therefore, the answer is"
 
 
 @dataclass(frozen=True)
@@ -78,14 +80,14 @@ class MiniEnvironment:
     async def ask(self, messages: list[Message]) -> str:
         """Reply to the last user message."""
         prompts = [message["content"] for message in messages if message["role"] == "user"]
-        if len(prompts) > 1 and prompts[-1].lower().startswith(REQUEST_OF_COT):
+        if len(prompts) > 1 and prompts[-1].lower().startswith(REQUEST_OF_COT.lower()):
             before = self.reply(prompts[-2])
             return before.value or before.text
         return self.reply(prompts[-1]).text
 
     def reply(self, prompt: str) -> MiniReply:
         """Reply to a prompt in a sentence, or with the bare value if the prompt ends with "Answer only."."""
-        question = ANSWER_ONLY.sub("", prompt)
+        question = ANSWER_ONLY_AT_END.sub("", prompt)
         wordings = WORDINGS[self.style]
         # "Answer only." is not part of the seed: it changes the form of the reply, not the value.
         rng = generator_for(f"{self.seed} {self.style}", question)

@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from prompt_r1.environments.asking import ANSWER_ONLY, IN_TAGS, read_answer, request_of
+from prompt_r1.environments.asking import IN_TAGS, read_answer, request_of
 from prompt_r1.environments.own import OwnSource
 from prompt_r1.errors import EnvError, UsageError
 from prompt_r1.evaluation.evaluation import mute_environment
 from prompt_r1.evaluation.making import answer_by_games
 from prompt_r1.evaluation.methods import METHODS
 from prompt_r1.f1 import exact_match
-from prompt_r1.miniworld.environment import MiniEnvironment
+from prompt_r1.miniworld.environment import ANSWER_ONLY, MiniEnvironment
 from prompt_r1.miniworld.world import make_world
 from prompt_r1.pair.agent import Sampling
 from prompt_r1.pair.named_agent import NamedAgent

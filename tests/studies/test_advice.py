@@ -6,9 +6,9 @@ from statistics import mean
 
 import pytest
 
-from prompt_r1.environments.asking import ANSWER_ONLY, IN_TAGS
+from prompt_r1.environments.asking import IN_TAGS
 from prompt_r1.f1 import exact_match
-from prompt_r1.miniworld.environment import MiniEnvironment
+from prompt_r1.miniworld.environment import ANSWER_ONLY, MiniEnvironment
 from prompt_r1.miniworld.questions import make_questions
 from prompt_r1.miniworld.world import make_world
 from prompt_r1.types import Message
