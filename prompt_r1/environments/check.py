@@ -4,7 +4,7 @@ import asyncio
 import logging
 
 from prompt_r1.environments.budget import Bill, OutOfBudget
-from prompt_r1.environments.environment import NO_GAME, Call, Environment, Member
+from prompt_r1.environments.environment import NO_GAME, Call, Client, Environment
 from prompt_r1.environments.sources import Busy, NoServer, NoText, Refused
 from prompt_r1.errors import FatalEnvError, UsageError
 from prompt_r1.types import Message
@@ -19,19 +19,19 @@ async def check_servers(environment: Environment) -> None:
 
     Raises UsageError if no call can succeed.
     """
-    for member in environment.members:
-        if member.source.needs_check:
+    for client in environment.clients:
+        if client.source.needs_check:
             try:
-                await _check(environment, member)
+                await _check(environment, client)
             finally:
-                await member.source.close()  # Games may be played in another event loop.
-            member.counts.clear()  # The metrics count the calls of games.
+                await client.source.close()  # Games may be played in another event loop.
+            client.counts.clear()  # The metrics count the calls of games.
 
 
-async def _check(environment: Environment, member: Member) -> None:
+async def _check(environment: Environment, client: Client) -> None:
     """Send a request, and charge it. Every start sends it anew, because a key may have expired."""
-    source = member.source
-    call = Call(member, [Message(role="user", content="Hi")], NO_GAME, Bill())
+    source = client.source
+    call = Call(client, [Message(role="user", content="Hi")], NO_GAME, Bill())
     try:
         async with asyncio.timeout(CHECK_SECONDS) as limit:
             reply = await environment.request(call)

@@ -69,8 +69,8 @@ COUNTED = (
 )
 
 
-class Member:
-    """A source with its price, its counts, and the state of its server."""
+class Client:
+    """What sends requests to one source: its price, its counts, its slots, and the pause of its server."""
 
     def __init__(self, source: Source, price: Price, *, concurrency: int) -> None:
         self.source = source
@@ -112,7 +112,7 @@ class Member:
 class Call:
     """One call of a game. It may need several requests."""
 
-    member: Member
+    client: Client
     messages: list[Message]
     caller: Caller
     bill: Bill
@@ -123,7 +123,7 @@ class Call:
 
         If the source samples, the calls of two games never have the same key.
         """
-        source, caller = self.member.source, self.caller
+        source, caller = self.client.source, self.caller
         asked_by = [caller.question, caller.sample, caller.epoch] if source.samples else []
         text = json.dumps([source.name, source.parameters, self.messages, asked_by], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:32]
@@ -157,8 +157,8 @@ class Environment:
         self.budget = budget or Budget()
         self.journal = journal or Journal(None)
         prices = prices or [FREE] * len(sources)
-        self.members = [
-            Member(source, price, concurrency=concurrency)
+        self.clients = [
+            Client(source, price, concurrency=concurrency)
             for source, price in zip(sources, prices, strict=True)
         ]
         self._route = Route(route, len(sources))
@@ -174,13 +174,13 @@ class Environment:
         Raises LimitReached before a request that may exceed the limit of the bill. What the code of a user's
         object raises passes unchanged.
         """
-        member = self.members[self._route.draw(caller)]
-        call = Call(member, messages, caller, bill or Bill())
+        client = self.clients[self._route.draw(caller)]
+        call = Call(client, messages, caller, bill or Bill())
         try:
             async with self._one_at_a_time(call.key):
                 if recorded := self.journal.reply(call.key):
                     reply, paid = recorded
-                    member.counts["reused"] += 1
+                    client.counts["reused"] += 1
                     call.bill.spent += paid
                 else:
                     with self._failed_calls.watch():
@@ -188,10 +188,10 @@ class Environment:
         except (EnvError, Resumable):
             # It counts as one call without tokens, because a resumed run may need more or fewer requests.
             call.bill.spent += Spending(calls=1)
-            member.counts["errors"] += 1
+            client.counts["errors"] += 1
             raise
         if reply.label:
-            member.counts[f"outcomes/{reply.label}"] += 1
+            client.counts[f"outcomes/{reply.label}"] += 1
         return reply
 
     @asynccontextmanager
@@ -220,15 +220,15 @@ class Environment:
         No request begins later than CALL_DEADLINE seconds after the call has got its slot. Raises EnvError if
         the call failed, Resumable if the server accepts no calls, and what `request` raises before a request.
         """
-        member = call.member
-        name = member.source.name
+        client = call.client
+        name = client.source.name
         loop = asyncio.get_running_loop()
         failures = without_text = 0
         wait = 0.0
         problem = "the server asked for a pause"
-        async with member.slots:
+        async with client.slots:
             deadline = loop.time() + CALL_DEADLINE
-            while await member.wait(wait, deadline=deadline):
+            while await client.wait(wait, deadline=deadline):
                 try:
                     reply = await self.request(call, failures=failures)
                 except Refused as refused:
@@ -246,9 +246,9 @@ class Environment:
                         ) from None
                     problem = busy.reason
                     wait = busy.wait or back_off(failures)
-                    member.note_busy(busy, wait)
+                    client.note_busy(busy, wait)
                 else:
-                    member.is_wait_reported = False
+                    client.is_wait_reported = False
                     return reply
         raise EnvError(f"{name} did not reply within {CALL_DEADLINE:g} s; the last problem: {problem}")
 
@@ -260,8 +260,8 @@ class Environment:
         Raises OutOfBudget or LimitReached before a request that does not fit, and what the source's attempt
         raises.
         """
-        member, messages = call.member, call.messages
-        estimate = member.estimate(messages)
+        client, messages = call.client, call.messages
+        estimate = client.estimate(messages)
         call.bill.check(estimate)
         await self.budget.reserve(estimate)
         cost_if_lost = replace(estimate, lost_usd=estimate.usd)
@@ -271,14 +271,14 @@ class Environment:
             self.budget.settle(estimate, Spending())  # The request is not sent, so it costs nothing.
             raise
         if failures == 0:
-            member.counts["paid"] += 1
+            client.counts["paid"] += 1
         # A request that is cancelled, or in which a user's object raises EnvError, may be billed. So its
         # estimate is charged, unless a reply or the source's error says what it costs.
         cost = cost_if_lost
         reply: Reply | None = None
         try:
-            reply = await member.time_limit.attempt(messages, call.caller, failures=failures)
-            cost = member.price.of_call(reply.tokens_in, reply.tokens_out)
+            reply = await client.time_limit.attempt(messages, call.caller, failures=failures)
+            cost = client.price.of_call(reply.tokens_in, reply.tokens_out)
             return reply
         except Busy as busy:
             if not busy.may_be_billed:
@@ -289,7 +289,7 @@ class Environment:
             raise
         finally:
             if cost is cost_if_lost:
-                member.counts["lost"] += 1
+                client.counts["lost"] += 1
             self._charge(call, number, estimate, cost, reply)
 
     def _charge(
@@ -299,22 +299,22 @@ class Environment:
 
         The journal comes last, because a full disk must not leave the reservation in the budget.
         """
-        member = call.member
+        client = call.client
         if reply is None:
-            member.counts["failed_requests"] += 1
+            client.counts["failed_requests"] += 1
         else:
-            member.counts["tokens_in"] += reply.tokens_in
-            member.counts["tokens_out"] += reply.tokens_out
+            client.counts["tokens_in"] += reply.tokens_in
+            client.counts["tokens_out"] += reply.tokens_out
             call.bill.spent += cost
         call.bill.charged += cost
         self.budget.settle(estimate, cost)
         prompt = call.messages[-1]["content"]
-        self.journal.end(number, call.key, cost, reply, source=member.source.name, prompt=prompt)
+        self.journal.end(number, call.key, cost, reply, source=client.source.name, prompt=prompt)
 
     async def close(self) -> None:
         """Close the connections. Another call opens new ones."""
-        for member in self.members:
-            await member.source.close()
+        for client in self.clients:
+            await client.source.close()
 
     def take_metrics(self) -> dict[str, float]:
         """Return what was counted since the last call of this method.
@@ -323,15 +323,15 @@ class Environment:
         env/NUMBER:ENVIRONMENT/NAME. Labelled replies are counted as outcomes/LABEL.
         """
         totals = Counter(dict.fromkeys(COUNTED, 0))
-        for member in self.members:
-            totals.update(member.counts)
+        for client in self.clients:
+            totals.update(client.counts)
         # `step_metrics` (training/metrics.py) counts env/errors from the games.
         metrics = {f"env/{name}": float(count) for name, count in totals.items() if name != "errors"}
-        for number, member in enumerate(self.members, start=1):
-            if len(self.members) > 1:
+        for number, client in enumerate(self.clients, start=1):
+            if len(self.clients) > 1:
                 for name in totals:
-                    metrics[f"env/{number}:{member.source.name}/{name}"] = float(member.counts[name])
-            member.counts.clear()
+                    metrics[f"env/{number}:{client.source.name}/{name}"] = float(client.counts[name])
+            client.counts.clear()
         return metrics
 
 

@@ -32,7 +32,7 @@ BUILT_IN: Mapping[str, type[Answering]] = {
     "none": MuteEnvironment,  # An agent without an environment answers at once, and asks nothing.
 }
 NameForm = Literal["object", "local", "url", "model"]
-OpenSource = Callable[[int, "torch.device | None"], Source]
+Opener = Callable[[int, "torch.device | None"], Source]
 """Opens a source, with the seed of the run and the device of the models in this process."""
 RESERVED_FIELDS = ("model", "messages", "stream", "n")  # fields of a request that users may not set
 
@@ -113,7 +113,7 @@ def check_environment(
     *,
     trusted: Collection[str],
     prices: Mapping[str, Price] | None = None,
-) -> list[OpenSource]:
+) -> list[Opener]:
     """Check a SPEC and its settings. Returns the functions that open the sources of its names.
 
     `prices`, by the names of environments, replaces --env-price. Raises UsageError for wrong settings, for
@@ -131,9 +131,7 @@ def check_environment(
     return [find_source(name, config, trusted, priced=prices[name] != FREE) for name in names]
 
 
-def find_source(
-    name: str, config: EnvironmentConfig, trusted: Collection[str], *, priced: bool
-) -> OpenSource:
+def find_source(name: str, config: EnvironmentConfig, trusted: Collection[str], *, priced: bool) -> Opener:
     """Find what a name stands for, and return the function that opens it as a source.
 
     Raises UsageError if it cannot be opened.

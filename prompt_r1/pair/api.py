@@ -177,11 +177,11 @@ class Pair:
     def _start(self, question: str, limits: Limits, on_piece: OnPiece | None = None) -> Future[Trajectory]:
         """Start a game in the loop. Raises UsageError for dollars without a price, and for a closed pair."""
         if limits.usd is not None:
-            members = self._pair.environment.members
+            clients = self._pair.environment.clients
             check_usd_limit(
                 "Limits(usd=…)",
-                [member.price for member in members],
-                [member.source.reply_limit for member in members if member.price != FREE],
+                [client.price for client in clients],
+                [client.source.reply_limit for client in clients if client.price != FREE],
             )
         with self._lock:
             if self._loop.is_closed():

@@ -447,10 +447,10 @@ def test_the_limit_of_a_reply_is_never_left_out() -> None:
     with pytest.raises(FatalEnvError, match="HTTP 400: no such field"):
         asyncio.run(check_servers(asked))
     assert len(provider.requests) == 2 and provider.requests[-1]["max_completion_tokens"] == 9
-    [member] = asked.members
-    assert member.estimate(HELLO).tokens_out == 9
+    [client] = asked.clients
+    assert client.estimate(HELLO).tokens_out == 9
     # The parameters of the user stay in the key of the call, so that a resumed run finds its reply.
-    assert member.source.parameters["max_tokens"] == 9
+    assert client.source.parameters["max_tokens"] == 9
 
 
 def test_two_calls_at_once_whose_field_is_rejected_are_both_sent_again() -> None:

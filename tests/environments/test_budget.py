@@ -83,8 +83,8 @@ def test_a_limit_of_dollars_needs_a_limit_of_each_reply(fields, tmp_path) -> Non
         for args in ("", '{"max_tokens": -1}', '{"max_tokens": null, "top_p": 1}'):
             with pytest.raises(UsageError, match="--max-env-usd needs a limit of each reply"):
                 open_environment(spec, env_args=args, **priced)
-        [member] = open_environment(spec, env_args=json.dumps(fields), **priced).members
-        assert member.estimate(HELLO).tokens_out == 9, "the larger limit: the server may reject the other"
+        [client] = open_environment(spec, env_args=json.dumps(fields), **priced).clients
+        assert client.estimate(HELLO).tokens_out == 9, "the larger limit: the server may reject the other"
 
     longest = [Reply("long", tokens_in=10, tokens_out=9) for _ in range(40)]
     source, budget = CountingSource(*longest, **fields), Budget(max_usd=3e-3)
@@ -92,7 +92,7 @@ def test_a_limit_of_dollars_needs_a_limit_of_each_reply(fields, tmp_path) -> Non
     results = forty_calls(asked)
     assert any(isinstance(result, OutOfBudget) for result in results)
     assert 2e-3 < budget.charged.usd <= 3e-3
-    assert source.peak == int(3e-3 / asked.members[0].estimate(HELLO).usd), "as many at once as fit"
+    assert source.peak == int(3e-3 / asked.clients[0].estimate(HELLO).usd), "as many at once as fit"
 
 
 @pytest.mark.parametrize("prices", [(), ("",), ("0,0",), ("0,0", "0,0.0")])
@@ -126,8 +126,8 @@ def test_both_names_of_the_limit_must_limit_the_reply(limits) -> None:
 
 def test_a_limit_of_minus_one_is_no_limit() -> None:
     """A bug: llama.cpp takes -1 for no limit, and the estimate of a reply was -1 token."""
-    [member] = environment(CountingSource(max_tokens=-1)).members
-    assert member.estimate(HELLO).tokens_out == LONG_REPLY
+    [client] = environment(CountingSource(max_tokens=-1)).clients
+    assert client.estimate(HELLO).tokens_out == LONG_REPLY
 
 
 def busy(number: int) -> Busy:
@@ -147,7 +147,7 @@ def test_lost_requests_are_charged_at_their_estimate_also_after_a_resume(tmp_pat
     """A bug: requests that were reset after delivery, and billed, were in no budget."""
     asked = environment(losing_source(), folder=tmp_path)
     assert ask(asked) == "at last"
-    estimate = asked.members[0].estimate(HELLO)
+    estimate = asked.clients[0].estimate(HELLO)
     lost = 2 * estimate.usd
     expected = estimate * 2 + PRICE.of_call(10, 5) + Spending(lost_usd=lost)
     assert asked.budget.charged.amounts == pytest.approx(expected.amounts) and lost > 0
@@ -163,7 +163,7 @@ def test_a_call_that_the_budget_or_its_bill_stops_is_not_counted_as_sent(tmp_pat
     ask(asked)
     with pytest.raises(OutOfBudget):
         ask(asked, sample=1)
-    assert asked.take_metrics()["env/paid"] == asked.members[0].source.calls == 1
+    assert asked.take_metrics()["env/paid"] == asked.clients[0].source.calls == 1
 
 
 def test_requests_that_are_repeated_never_exceed_the_budget(tmp_path) -> None:
@@ -184,13 +184,13 @@ def test_a_process_that_is_killed_during_a_repeated_request_has_charged_the_lost
 
     asked = environment(KilledSource(Busy("reset", may_be_billed=True), max_tokens=9), folder=tmp_path)
     ask(asked)
-    estimate = asked.members[0].estimate(HELLO)
+    estimate = asked.clients[0].estimate(HELLO)
     assert at_the_kill[-1] == estimate * 2 + Spending(lost_usd=2 * estimate.usd)
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
 def test_a_reply_is_reserved_at_the_limit_of_its_request(name):
-    assert environment(CountingSource(**{name: 7000})).members[0].estimate(HELLO).tokens_out == 7000
+    assert environment(CountingSource(**{name: 7000})).clients[0].estimate(HELLO).tokens_out == 7000
 
 
 def test_a_request_that_was_rejected_is_a_call_without_tokens(tmp_path) -> None:
@@ -221,7 +221,7 @@ def test_a_call_whose_server_is_busy_until_the_deadline_is_charged_nothing_and_s
     bill = Bill()
     with pytest.raises(EnvError, match="did not reply within 600 s"):
         run_jumping(asked.ask(HELLO, Caller("q"), bill))
-    assert asked.members[0].source.calls > 1
+    assert asked.clients[0].source.calls > 1
     assert bill.charged == asked.budget.charged == Spending()
     assert bill.spent == Spending(calls=1)
 
@@ -244,7 +244,7 @@ def test_an_env_error_of_a_users_object_is_charged_as_a_lost_request(tmp_path) -
     own = PaidAndLost()
     source = OwnSource(own, seed=0, priced=True, reply_limit=9)
     asked = environment(source, folder=tmp_path, budget=Budget(max_usd=1e-3))
-    estimate = asked.members[0].estimate(HELLO)
+    estimate = asked.clients[0].estimate(HELLO)
     bill = Bill()
     with pytest.raises(EnvError, match="time-out"):
         asyncio.run(asked.ask(HELLO, Caller("q"), bill))
@@ -300,7 +300,7 @@ async def cancel_first(asked: Environment) -> str:
     """Cancel the first of two calls while it runs, and return the reply to the second."""
     first = asyncio.create_task(reply(asked))
     second = asyncio.create_task(reply(asked, sample=1))
-    while not asked.members[0].source.running:
+    while not asked.clients[0].source.running:
         await asyncio.sleep(0)
     first.cancel()
     async with asyncio.timeout(5):
@@ -354,7 +354,7 @@ def test_each_environment_has_its_own_price_or_all_have_one():
 
 def test_the_prices_of_a_pool_are_in_the_order_of_its_names():
     opened = open_environment("large@http://a.test/v1,small@http://b.test/v1", env_price=("1,2", "0,0"))
-    assert [(member.source.name, member.price) for member in opened.members] == [
+    assert [(client.source.name, client.price) for client in opened.clients] == [
         ("large", Price(1, 2)),
         ("small", Price()),
     ]

@@ -91,7 +91,7 @@ def test_pauses_after_other_calls_do_not_keep_a_call_beyond_its_deadline() -> No
 
     async def other_calls() -> None:
         while True:  # The server asks for another pause in its response to another call.
-            environment.members[0].paused_until = asyncio.get_running_loop().time() + 120
+            environment.clients[0].paused_until = asyncio.get_running_loop().time() + 120
             await asyncio.sleep(100)
 
     async def call() -> None:

@@ -149,7 +149,7 @@ def recorded(folder: Path) -> bytes:
 def test_a_kill_at_any_byte_of_the_journal_loses_no_reply_and_hides_no_cost(tmp_path: Path) -> None:
     """What was recorded is not sent again; a call that the kill cut off is charged at its estimate."""
     whole = recorded(tmp_path / "whole")
-    estimate = environment(CountingSource(max_tokens=20)).members[0].estimate(HELLO)
+    estimate = environment(CountingSource(max_tokens=20)).clients[0].estimate(HELLO)
     paid, failed = PRICE.of_call(10, 5), Spending(1)
     charges = [paid, failed, paid, paid]
     ends = [number for number, byte in enumerate(whole) if byte == ord("\n")]
@@ -268,12 +268,12 @@ def test_a_disk_that_is_full_for_a_moment_loses_no_reply_before_or_after_it(room
     with file_size_limit(path.stat().st_size + room), pytest.raises(OSError):
         ask(asked, sample=1)
     for _ in range(2):  # The second time, it reads its reply from the file.
-        assert ask(asked, sample=2) == f"reply {asked.members[0].source.calls}"
+        assert ask(asked, sample=2) == f"reply {asked.clients[0].source.calls}"
     again = CountingSource()
     resumed = environment(again, folder=tmp_path)
     assert ask(resumed) == "reply 1" and ask(resumed, sample=2)
     assert again.calls == 0
-    assert resumed.journal.charged.calls >= asked.members[0].source.calls
+    assert resumed.journal.charged.calls >= asked.clients[0].source.calls
 
 
 @pytest.mark.parametrize("room", [0, 100, 1000, 2000, 3000])

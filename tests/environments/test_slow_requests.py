@@ -162,8 +162,8 @@ def test_a_priced_object_of_the_user_that_hangs_is_charged_at_its_estimate():
             await reply(asked)
 
     run_jumping(play())
-    [member] = asked.members
-    assert asked.budget.charged.usd == asked.budget.charged.lost_usd == member.estimate(HELLO).usd > 0
+    [client] = asked.clients
+    assert asked.budget.charged.usd == asked.budget.charged.lost_usd == client.estimate(HELLO).usd > 0
 
 
 @pytest.mark.parametrize(("replies", "seconds"), [(49, 100), (50, 25)])

@@ -100,8 +100,8 @@ def test_the_key_of_the_default_endpoint_is_not_sent_to_other_hosts(
     spec: str, others: tuple[str, ...], keys: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    members = open_environment(spec, others=others).members
-    sources = [member.source for member in members]
+    clients = open_environment(spec, others=others).clients
+    sources = [client.source for client in clients]
     assert [source.key for source in sources if isinstance(source, Endpoint)] == keys
 
 
@@ -119,8 +119,8 @@ def test_a_url_that_was_read_from_a_file_does_not_get_the_key(typed, keys, monke
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     spec = "llama@http://gpu7:8000/v1,oss@http://gpu8:8000/v1"
     trusted = trusted_names(typed=typed, opened=[spec])
-    members = open_spec(spec, EnvironmentConfig(), trusted=trusted).members
-    assert [member.source.key for member in members] == keys
+    clients = open_spec(spec, EnvironmentConfig(), trusted=trusted).clients
+    assert [client.source.key for client in clients] == keys
 
 
 def test_a_model_without_a_url_gets_the_key_also_if_a_file_names_it(monkeypatch) -> None:
@@ -128,8 +128,8 @@ def test_a_model_without_a_url_gets_the_key_also_if_a_file_names_it(monkeypatch)
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     model, url = "gpt-4o-mini", "llama@http://gpu7:8000/v1"
     trusted = trusted_names(typed=[url], opened=[model, url])
-    members = open_spec(f"{model},{url}", EnvironmentConfig(), trusted=trusted).members
-    assert [member.source.key for member in members] == [KEY, ""]
+    clients = open_spec(f"{model},{url}", EnvironmentConfig(), trusted=trusted).clients
+    assert [client.source.key for client in clients] == [KEY, ""]
 
 
 @pytest.mark.parametrize("key", ["sk-Secret\n0123", "sk-Secret 0123", "sk-Secrét"])
@@ -157,9 +157,9 @@ def test_a_server_of_this_machine_that_does_not_listen_is_named_at_once() -> Non
 
 
 def opened_endpoint(spec: str, **settings: object) -> Endpoint:
-    [member] = open_environment(spec, **settings).members
-    assert isinstance(member.source, Endpoint)
-    return member.source
+    [client] = open_environment(spec, **settings).clients
+    assert isinstance(client.source, Endpoint)
+    return client.source
 
 
 def test_the_settings_of_the_command_line_reach_the_source(asking_agent, monkeypatch) -> None:
@@ -191,8 +191,8 @@ def test_settings_of_the_training_are_sent_to_its_own_environment_only(spec, giv
     """A bug: fields of the training were sent to an environment that the user named, which refused them."""
     trained = AgentConfig(env=LARGE, env_system="As trained.", env_args='{"top_p": 0.5}')
     settings = choose_pair(PairConfig(env=spec, **given), given, NamedAgent("a", trained, "a")).config
-    [member] = open_spec(settings.env, settings).members
-    shown = {name: member.source.parameters.get(name) for name in ("system", "top_p", "seed")}
+    [client] = open_spec(settings.env, settings).clients
+    shown = {name: client.source.parameters.get(name) for name in ("system", "top_p", "seed")}
     assert shown == {"top_p": None, "seed": None} | sent
 
 
@@ -218,8 +218,8 @@ def test_env_args_that_are_no_json_are_refused_in_one_sentence(env_args) -> None
 
 def test_prices_of_one_environment_replace_those_of_the_run() -> None:
     opened = partial(open_spec, LARGE, EnvironmentConfig(env_price=("1,2",)))
-    [plain] = opened().members
-    [other] = opened(prices={LARGE: Price(3, 4)}).members
+    [plain] = opened().clients
+    [other] = opened(prices={LARGE: Price(3, 4)}).clients
     assert (plain.price, other.price) == (Price(1, 2), Price(3, 4))
 
 
@@ -252,8 +252,8 @@ def test_all_environments_of_a_run_share_one_journal_and_one_budget(tmp_path: Pa
     ],
 )
 def test_an_environment_samples_unless_we_know_better(spec, args, samples):
-    [member] = open_environment(spec, env_args=args).members
-    assert member.source.samples == samples
+    [client] = open_environment(spec, env_args=args).clients
+    assert client.source.samples == samples
 
 
 @pytest.mark.parametrize(("price", "tokens"), [((), (0, 0)), (("1,2",), (1, 2))])

@@ -148,7 +148,7 @@ def test_a_limit_in_dollars_without_a_limit_of_each_reply_is_refused():
 
 def test_a_limit_in_dollars_needs_no_limit_of_the_replies_that_are_free():
     """A bug: with a free environment beside one that has a price, every limit was refused."""
-    [paid] = paid_environment().members
+    [paid] = paid_environment().clients
     sources = [CountingSource(), paid.source]
     with pair_of(Environment(sources, prices=[FREE, paid.price], route="0,1")) as pair:
         game = pair.ask("1: a", limits=prompt_r1.Limits(usd=0.04))
@@ -159,7 +159,7 @@ def test_lost_requests_count_towards_the_limit_in_dollars():
     """A bug: only replies did, so a server that took requests and never replied was paid without end."""
     source = CountingSource(*[Busy("no response in time", wait=0.001, may_be_billed=True)] * 9, max_tokens=9)
     asked = counted_environment(source)
-    limit = 3 * asked.members[0].estimate([{"role": "user", "content": QUESTION}]).usd
+    limit = 3 * asked.clients[0].estimate([{"role": "user", "content": QUESTION}]).usd
     reached = pytest.raises(prompt_r1.LimitReached, match="the next request may exceed the limit")
     with pair_of(asked) as pair, reached:
         pair.ask(QUESTION, limits=prompt_r1.Limits(usd=limit))
@@ -241,9 +241,9 @@ def test_a_price_a_limit_and_a_seed_hold_for_an_object_of_the_user_too(folder):
         prompt_r1.load(folder, device="cpu", env=Shouting(), max_env_usd=0.5)
     with prompt_r1.load(folder, device="cpu", env=Seeded, **given) as pair:
         environment = pair._pair.environment
-    assert environment.members[0].source.parameters == {"seed": 3}
+    assert environment.clients[0].source.parameters == {"seed": 3}
     assert environment.budget.max_usd == 0.5
-    estimate = environment.members[0].estimate([{"role": "user", "content": "Who?"}])
+    estimate = environment.clients[0].estimate([{"role": "user", "content": "Who?"}])
     assert estimate.usd > 0 and estimate.tokens_out == 64
 
 

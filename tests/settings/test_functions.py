@@ -175,19 +175,19 @@ def test_an_error_in_the_users_metric_is_one_sentence(own, name, sentence):
 def test_a_wrong_signature_is_not_placed_in_a_line_of_ours(own):
     """The error of a user's `ask(self)` named "sources.py, line 256", which the user did not write."""
     with pytest.raises(UsageError, match=r"TypeError: .* takes 1 positional argument but 2 were given$"):
-        asyncio.run(attempt(open_environment("py:own_code:Silent").members[0].source))
+        asyncio.run(attempt(open_environment("py:own_code:Silent").clients[0].source))
 
 
 def test_an_error_in_the_users_environment_is_one_sentence(own):
     with pytest.raises(UsageError, match=r"own_code:Leaves raised SystemExit: 3 \(own_code.py, line"):
-        asyncio.run(attempt(open_environment("py:own_code:Leaves").members[0].source))
+        asyncio.run(attempt(open_environment("py:own_code:Leaves").clients[0].source))
     with pytest.raises(UsageError, match=r"own_code:Broken raised TypeError: .*own_code.py, line"):
-        asyncio.run(attempt(open_environment("py:own_code:Broken").members[0].source))
+        asyncio.run(attempt(open_environment("py:own_code:Broken").clients[0].source))
 
 
 def test_a_stop_iteration_in_the_users_environment_is_an_error_like_others(own):
     """A bug: no future holds a StopIteration, so the call waited for its deadline of ten minutes."""
-    source = open_environment("py:own_code:Exhausted").members[0].source
+    source = open_environment("py:own_code:Exhausted").clients[0].source
     with pytest.raises(UsageError, match=r"own_code:Exhausted raised StopIteration: .*own_code.py, line"):
         asyncio.run(asyncio.wait_for(attempt(source), timeout=10))
 

@@ -88,8 +88,8 @@ def environment_over(
 async def attempt(source: Source, messages: list[Message] = HELLO, *, sample: int = 0) -> Reply:
     """The reply to one request. Raises Busy and Refused."""
     environment = Environment([source])
-    [member] = environment.members
-    return await environment.request(Call(member, messages, Caller("q", sample), Bill()))
+    [client] = environment.clients
+    return await environment.request(Call(client, messages, Caller("q", sample), Bill()))
 
 
 async def reply(asked: Environment, messages: list[Message] = HELLO, *, sample: int = 0) -> str:

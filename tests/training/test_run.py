@@ -477,14 +477,14 @@ def test_the_calls_of_a_step_are_logged_though_a_signal_interrupted_its_validati
     record.step(val_em=0.1, val_reward=0.1)
     games_PG = score_and_compare([[game_of_turns(GOOD, RIGHT), game_of_turns(WRONG)]], RULES["release"])
     record.run.log.seconds["rollout"] = 1.0
-    record.run.environment.members[0].counts["paid"] = 3
+    record.run.environment.clients[0].counts["paid"] = 3
     signal = Resumable("SIGTERM was received")
     record.validate = Mock(side_effect=signal)
     with pytest.raises(Resumable, match="SIGTERM"):
         record.write_down(1, games_PG, UpdateStats())
     record.save_and_stop(signal)
     resumed = resume(tmp_path, base)
-    resumed.run.environment.members[0].counts["paid"] = 2  # by its validation
+    resumed.run.environment.clients[0].counts["paid"] = 2  # by its validation
     resumed.finish_open_step()
     assert [line["env/paid"] for line in read_metrics(tmp_path)] == [0, 5]
 
