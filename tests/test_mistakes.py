@@ -97,7 +97,7 @@ SEEN_BEFORE_TORCH = [
     ("train.py --config mini --data empty.jsonl", "there are no questions in it"),
     ("train.py --config mini --data deep.jsonl", "deep.jsonl, row 1: not JSON"),
     ("evaluate.py --method direct --env mini --data notes.docx", "notes.docx"),
-    ("evaluate.py --method direct --env mini --data mini:moon", "no part 'moon'"),
+    ("evaluate.py --method direct --env mini --data mini:moon", "mini:moon: choose mini, or mini: and"),
     # agents and run folders
     ("infer.py --question Who?", "run `python train.py` first"),
     ("infer.py --question Who? --agent notes.docx", "notes.docx is a file"),
@@ -130,7 +130,7 @@ SEEN_BEFORE_TORCH = [
     ("sft.py --agent folder --games mini", "is no model: it has no config.json"),
     ("sft.py --agent AGENT --games none.jsonl", "none.jsonl: there is no such file"),
     ("sft.py --agent AGENT --games empty.jsonl", "--games empty.jsonl: there are no games in it"),
-    ("sft.py --agent AGENT --games mini:ood", "--games mini:ood: choose mini, or mini: and bridge"),
+    ("sft.py --agent AGENT --games mini:ood", "mini:ood: choose mini, or mini: and one of bridge"),
     # machine
     ("train.py --device gpu", "--device gpu: no such device; choose auto, cpu or cuda"),
     ("train.py --agent AGENT --offload", "give --parallel fsdp"),

@@ -10,7 +10,7 @@ from prompt_r1.errors import UsageError
 from prompt_r1.miniworld.questions import check_part, mini_questions
 from prompt_r1.programs.launcher import is_first_rank
 from prompt_r1.programs.text import printable
-from prompt_r1.settings.agent import HELD_OUT, all_mini_data, is_mini_data
+from prompt_r1.settings.agent import HELD_OUT, all_mini_data, is_mini_data, mini_part
 from prompt_r1.settings.functions import OBJECT_PREFIX, import_object, user_code
 from prompt_r1.types import Question
 
@@ -32,8 +32,7 @@ def find_questions(names: Sequence[str], split: str, seed: int) -> list[Question
     questions: list[Question] = []
     for name in names:
         if is_mini_data(name):
-            part = name.partition(":")[2]
-            questions += mini_questions(seed, split, part)
+            questions += mini_questions(seed, split, mini_part(name))
         elif name.startswith(OBJECT_PREFIX):
             questions += _questions_of_function(name.removeprefix(OBJECT_PREFIX), split, seed)
         else:
@@ -52,7 +51,7 @@ def check_data(names: Sequence[str]) -> None:
     """
     for name in names:
         if is_mini_data(name):
-            check_part(name.partition(":")[2])
+            check_part(mini_part(name))
         elif not name.startswith(("hf:", OBJECT_PREFIX)):
             load_questions(name)
 

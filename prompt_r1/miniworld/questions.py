@@ -19,7 +19,7 @@ questions drawn.
 
 import hashlib
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -29,6 +29,7 @@ from prompt_r1.types import Kind, Question
 
 SPLITS = {"train": 4096, "validation": 160, "test": 320, "ood": 128}  # split → its number of questions
 TRAINING_MIX = {"bridge": 0.25, "compare": 0.28, "pop": 0.18, "math": 0.16, "gen": 0.13}
+PARTS = (*SPLITS, *TRAINING_MIX)  # PART of --data mini:PART
 OOD_KINDS = ("bridge_ood", "math_ood")
 SCORED_AS: Mapping[str, Kind] = {"gen": "text", "math": "math", "math_ood": "math"}  # Other kinds are qa.
 
@@ -134,11 +135,10 @@ def mini_questions(seed: int, split: str, part: str = "") -> list[Question]:
     return questions
 
 
-def check_part(part: str) -> None:
-    """Raise UsageError for a part that is neither a split, nor a kind of question, nor "" (all)."""
-    parts = [*SPLITS, *TRAINING_MIX]
+def check_part(part: str, parts: Collection[str] = PARTS) -> None:
+    """Raise UsageError for a part that is neither "" (all) nor one of `parts`."""
     if part and part not in parts:
-        raise UsageError(f"the mini world has no part {part!r}: choose one of {', '.join(parts)}")
+        raise UsageError(f"mini:{part}: choose mini, or mini: and one of {', '.join(parts)}")
 
 
 def make_questions(

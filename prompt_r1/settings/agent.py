@@ -49,6 +49,11 @@ def is_mini_data(name: str) -> bool:
     return name.partition(":")[0] == "mini"
 
 
+def mini_part(name: str) -> str:
+    """The part of the mini world that a name of --data or --games stands for, as in mini:PART; "" for all."""
+    return name.partition(":")[2]
+
+
 def has_own_splits(name: str) -> bool:
     """Whether a name of --data has different questions for training, validation and test, made from a seed.
 

@@ -13,10 +13,10 @@ from prompt_r1.data.rows import read_rows
 from prompt_r1.environments.budget import parse_prices
 from prompt_r1.environments.specs import check_environment, trusted_names
 from prompt_r1.errors import UsageError
-from prompt_r1.miniworld.questions import TRAINING_MIX
+from prompt_r1.miniworld.questions import TRAINING_MIX, check_part
 from prompt_r1.pair.named_agent import locate_agent
 from prompt_r1.programs.launcher import check_device, is_first_rank, launcher_number
-from prompt_r1.settings.agent import HELD_OUT, is_mini_data
+from prompt_r1.settings.agent import HELD_OUT, is_mini_data, mini_part
 from prompt_r1.settings.fields import AT_LEAST_1, LEARNING_RATE, SEED, THREADS, everyday_setting, setting
 from prompt_r1.settings.flags import given_values
 from prompt_r1.settings.functions import find_loss, import_advantages, import_reward
@@ -116,9 +116,7 @@ def read_warm_start_config(arguments: list[str]) -> FineTuningConfig:
     check_device(config.device)
     locate_agent(config.agent)
     if is_mini_data(config.games):
-        kind = config.games.partition(":")[2]
-        if kind not in TRAINING_MIX and config.games != "mini":
-            raise UsageError(f"--games {config.games}: choose mini, or mini: and {', '.join(TRAINING_MIX)}")
+        check_part(mini_part(config.games), TRAINING_MIX)
     elif next(iter(read_rows(config.games)), None) is None:
         raise UsageError(f"--games {config.games}: there are no games in it")
     out = config.out or f"runs/sft-seed{config.seed}"

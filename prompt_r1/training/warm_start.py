@@ -35,7 +35,7 @@ from prompt_r1.pair.named_agent import preset_config
 from prompt_r1.programs.command_line import command, run_program
 from prompt_r1.protocol import Codec, parse
 from prompt_r1.rollout import trajectory_of
-from prompt_r1.settings.agent import is_mini_data
+from prompt_r1.settings.agent import is_mini_data, mini_part
 from prompt_r1.settings.train import preset_of
 from prompt_r1.training.preflight import FineTuningConfig
 from prompt_r1.training.supervised import fine_tune_agent
@@ -76,7 +76,7 @@ def learn_games(config: FineTuningConfig) -> Path:
 
 def mini_games(source: str, seed: int) -> list[Game]:
     """The demonstrations of `mini`, or of `mini:KIND`."""
-    _, _, kind = source.partition(":")
+    kind = mini_part(source)
     kinds = [kind] if kind else None
     return list(demonstrations(seed, MINI_WORLDS, MINI_GAMES, kinds=kinds))
 
