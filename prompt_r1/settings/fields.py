@@ -135,6 +135,14 @@ def experiment_values(config: Any) -> dict[str, Any]:
     return values
 
 
+def check_ranges(config: Any) -> None:
+    """Raise UsageError for a number in a config that is out of range. Flags and files are checked as read."""
+    for one in settings_of(config):
+        value = getattr(config, one.name)
+        if one.type in (int, float) and value is not None:
+            check_number(one.name, value, one.range)
+
+
 def check_number(name: str, value: float, allowed: Range) -> None:
     """Raise UsageError for a number outside the range. `name` is what the message calls the setting."""
     if value not in allowed:

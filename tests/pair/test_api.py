@@ -382,7 +382,13 @@ def test_a_limit_of_dollars_that_no_game_can_keep_is_refused(usd):
 
 @pytest.mark.parametrize(
     "arguments",
-    [{"temperature": -1.0}, {"max_turns": -1}, {"max_env_usd": float("nan")}, {"max_env_usd": -1.0}],
+    [
+        {"temperature": -1.0},
+        {"max_turns": -1},
+        {"max_env_usd": float("nan")},
+        {"max_env_usd": -1.0},
+        {"seed": 10**16},
+    ],
 )
 def test_load_refuses_numbers_that_the_flags_refuse(arguments):
     """A bug: the flags' ranges were not checked, and a limit of NaN dollars never ended a run."""
