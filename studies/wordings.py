@@ -100,7 +100,7 @@ from statistics import fmean
 import torch
 
 from prompt_r1.environments.environment import Environment
-from prompt_r1.environments.specs import open_account, open_environment, trusted_names
+from prompt_r1.environments.specs import check_environment, open_account, open_environment, trusted_names
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.predictions import FILE, Prediction, read_predictions
 from prompt_r1.programs.command_line import run_program
@@ -217,9 +217,8 @@ async def ask_environment(plan: Plan, fold: Fold, out: Path) -> None:
     settings = EnvironmentConfig(env_args=plan.env_args, env_system="")
     account = open_account(settings, out)
     trusted = trusted_names(typed=[plan.env], opened=[plan.env])
-    environment = open_environment(
-        plan.env, settings, trusted=trusted, account=account, device=torch.device("cpu")
-    )
+    checked = check_environment(plan.env, settings, trusted=trusted)
+    environment = open_environment(checked, account=account, device=torch.device("cpu"))
     replies: Replies = {}
 
     async def ask(prompts: Sequence[str]) -> None:

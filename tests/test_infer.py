@@ -26,7 +26,7 @@ from prompt_r1.environments.sources import Busy, Reply
 from prompt_r1.errors import EnvError, NoAnswer, Resumable, UsageError
 from prompt_r1.pair.dialogue import DialoguePrinter, DialogueSplitter
 from prompt_r1.pair.named_agent import SETTINGS_FILE, NamedAgent
-from prompt_r1.pair.settings import ChosenPair, InferConfig
+from prompt_r1.pair.settings import InferConfig, choose_pair
 from prompt_r1.programs.command_line import explain
 from prompt_r1.protocol import parse
 from prompt_r1.settings.agent import AgentConfig
@@ -186,7 +186,7 @@ def test_questions_that_end_with_an_error_end_with_their_total_and_closed_connec
     monkeypatch.setattr(infer, "open_pair", lambda chosen: echo_pair(environment=environment))
     monkeypatch.setattr("sys.stdin", io.StringIO("Who?\nWhen?\nWhere?\n"))
     with pytest.raises(Resumable, match="larger limit"):
-        infer.main(ChosenPair(NamedAgent("agent", AgentConfig(), "agent"), InferConfig()))
+        infer.main(choose_pair(InferConfig(env="mini"), ["env"], NamedAgent("agent", AgentConfig(), "agent")))
     last_line = capsys.readouterr().out.splitlines()[-1]
     assert last_line == "total        2 questions, 2 calls, 20 + 20 tokens, $0.0400"
     close.assert_awaited_once()

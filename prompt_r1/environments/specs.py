@@ -107,17 +107,27 @@ def check_usd_limit_of(
     check_usd_limit(flag, prices.values(), reply_limits)
 
 
+@dataclass(frozen=True)
+class CheckedEnvironment:
+    """An environment whose SPEC and settings were checked. `open_environment` opens it, once."""
+
+    config: EnvironmentConfig
+    openers: Sequence[Opener]  # one for each name of the SPEC
+    prices: Sequence[Price]  # of the same names
+
+
 def check_environment(
     spec: str,
     config: EnvironmentConfig,
     *,
-    trusted: Collection[str],
+    trusted: Collection[str] = (),
     prices: Mapping[str, Price] | None = None,
-) -> list[Opener]:
-    """Check a SPEC and its settings. Returns the functions that open the sources of its names.
+) -> CheckedEnvironment:
+    """Check a SPEC and its settings, before an environment is opened.
 
-    `prices`, by the names of environments, replaces --env-price. Raises UsageError for wrong settings, for
-    names that stand for no environment, and for a server of this machine that does not listen.
+    `trusted` has the names that the user trusts (`trusted_names`). `prices`, by the names of environments,
+    replaces --env-price. Raises UsageError for wrong settings, for names that stand for no environment, and
+    for a server of this machine that does not listen.
 
     Nothing here imports torch or loads a model. So the programs call this function first, to report an error
     at once.
@@ -128,7 +138,9 @@ def check_environment(
     if config.max_env_usd:
         check_usd_limit_of("--max-env-usd", spec, config, prices)
     Route(config.route, len(names))  # This raises UsageError for a wrong route.
-    return [find_source(name, config, trusted, priced=prices[name] != FREE) for name in names]
+    # All names are checked before the first model is loaded.
+    openers = [find_source(name, config, trusted, priced=prices[name] != FREE) for name in names]
+    return CheckedEnvironment(config, openers, [prices[name] for name in names])
 
 
 def find_source(name: str, config: EnvironmentConfig, trusted: Collection[str], *, priced: bool) -> Opener:
@@ -189,51 +201,38 @@ def _check_model_of(name: str) -> None:
         raise UsageError(f"the environment {name!r}: there is no Hugging Face model in {folder!r}")
 
 
-def open_environment(
-    spec: str,
-    config: EnvironmentConfig,
-    *,
-    trusted: Collection[str] = (),
-    account: Account | None = None,
-    seed: int = 0,
-    device: "torch.device | None" = None,
-    prices: Mapping[str, Price] | None = None,
-) -> Environment:
-    """Check and open the environments of a SPEC. The caller closes them.
-
-    `seed` is the seed of the mini world, of the user's objects, and of local models, which are on `device`.
-    `trusted` has the names that the user trusts (`trusted_names`). `prices`, by the names of environments,
-    replaces --env-price. Raises UsageError for a SPEC that cannot be opened with these settings.
-    """
-    names = spec.split(",")
-    if prices is None:
-        prices = parse_prices(config.env_price, names)
-    # All names are checked before the first model is loaded.
-    checked = check_environment(spec, config, trusted=trusted, prices=prices)
-    sources = [open_source(seed, device) for open_source in checked]
-    return _environment_of(sources, [prices[name] for name in names], config, account)
-
-
-def open_own(own: Answering, config: EnvironmentConfig, *, seed: int) -> Environment:
-    """Open an object of the user that is given as such, and not by a SPEC. Nothing is recorded."""
+def check_own(own: Answering, config: EnvironmentConfig) -> CheckedEnvironment:
+    """Check the settings of an object of the user that is given as such, and not by a SPEC."""
     [price] = parse_prices(config.env_price, ["env"]).values()
     reply_limit = limit_in(parse_fields(config.env_args))
     if config.max_env_usd:
         check_usd_limit("--max-env-usd", [price], [reply_limit])
-    source = OwnSource(own, seed=seed, priced=price != FREE, reply_limit=reply_limit)
-    return _environment_of([source], [price], config, account=None)
+
+    def open_object(seed: int, device: "torch.device | None") -> Source:
+        return OwnSource(own, seed=seed, priced=price != FREE, reply_limit=reply_limit)
+
+    return CheckedEnvironment(config, [open_object], [price])
 
 
-def _environment_of(
-    sources: Sequence[Source], prices: Sequence[Price], config: EnvironmentConfig, account: Account | None
+def open_environment(
+    checked: CheckedEnvironment,
+    *,
+    account: Account | None = None,
+    seed: int = 0,
+    device: "torch.device | None" = None,
 ) -> Environment:
-    """The environment of these sources. Without an account, its calls are not recorded."""
+    """Open a checked environment. The caller closes it.
+
+    `seed` is the seed of the mini world, of the user's objects, and of local models, which are on `device`.
+    Without an account, calls are not recorded.
+    """
+    config = checked.config
     account = account or open_account(config)
     return Environment(
-        sources,
+        [open_source(seed, device) for open_source in checked.openers],
         journal=account.journal,
         budget=account.budget,
-        prices=prices,
+        prices=checked.prices,
         route=config.route,
         concurrency=config.env_concurrency,
     )

@@ -18,7 +18,13 @@ from prompt_r1.environments.budget import Price, parse_prices
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.own import MuteEnvironment, OwnSource
 from prompt_r1.environments.sources import limit_in
-from prompt_r1.environments.specs import Account, open_environment, parse_fields, trusted_names
+from prompt_r1.environments.specs import (
+    Account,
+    check_environment,
+    open_environment,
+    parse_fields,
+    trusted_names,
+)
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.methods import METHODS
 from prompt_r1.evaluation.predictions import System
@@ -138,15 +144,13 @@ class Evaluation:
 
         Its calls are in the journal and the budget of `account`.
         """
-        return open_environment(
+        checked = check_environment(
             spec,
             replace(settings, env_args=json.dumps(fields)),
             trusted=trusted_environments(self.config, self.environments),
-            account=account,
-            seed=self.seed,
-            device=self.device,
             prices=self.prices,
         )
+        return open_environment(checked, account=account, seed=self.seed, device=self.device)
 
 
 def count_in_training_files(agent: NamedAgent, questions: Sequence[Question]) -> int:

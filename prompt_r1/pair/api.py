@@ -20,7 +20,7 @@ from prompt_r1.environments.budget import FREE, Bill, check_usd_limit
 from prompt_r1.environments.check import check_servers
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.own import Answering
-from prompt_r1.environments.specs import open_environment, open_own
+from prompt_r1.environments.specs import check_own, open_environment
 from prompt_r1.errors import EnvError, UsageError
 from prompt_r1.model.machine import pick_device, use_threads
 from prompt_r1.pair.agent import Agent, Sampling, check_question_length, load_agent, play_question
@@ -103,7 +103,7 @@ def raise_for_env_error(game: Trajectory) -> None:
 
 
 def open_pair(chosen: ChosenPair[AnyPairConfig]) -> AsyncPair:
-    """Open an environment and its agent. The environment is checked before a large agent is loaded.
+    """Open an environment and its agent. The servers are checked before a large agent is loaded.
 
     From now on torch computes in as many threads as in the agent's training, or in fewer if there are fewer
     cores. Raises UsageError if the pair cannot play.
@@ -113,10 +113,7 @@ def open_pair(chosen: ChosenPair[AnyPairConfig]) -> AsyncPair:
     seed = named.config.seed if config.seed is None else config.seed
     device = pick_device(config.device)
     use_threads(in_training=named.config.threads)
-    if chosen.own is None:
-        environment = open_environment(config.env, config, trusted=chosen.trusted, seed=seed, device=device)
-    else:
-        environment = open_own(chosen.own, config, seed=seed)
+    environment = open_environment(chosen.environment, seed=seed, device=device)
     # In a thread of its own, because an event loop may run in this one, as in a notebook.
     with ThreadPoolExecutor(max_workers=1) as thread:
         thread.submit(asyncio.run, check_servers(environment)).result()
@@ -253,5 +250,5 @@ def load(
         given = ["env_args"] if env_args else []
         chosen = choose_pair(config, given, named)
     else:
-        chosen = ChosenPair(named, config, own=env)
+        chosen = ChosenPair(named, config, check_own(env, config))
     return Pair(open_pair(chosen))

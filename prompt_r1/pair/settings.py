@@ -4,8 +4,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
-from prompt_r1.environments.own import Answering
-from prompt_r1.environments.specs import check_environment, trusted_names
+from prompt_r1.environments.specs import CheckedEnvironment, check_environment, trusted_names
 from prompt_r1.pair.named_agent import NamedAgent, resolve_agent
 from prompt_r1.programs.launcher import check_device
 from prompt_r1.settings.agent import AgentConfig, EnvironmentConfig
@@ -70,8 +69,7 @@ class ChosenPair(Generic[AnyPairConfig]):
 
     agent: NamedAgent
     config: AnyPairConfig  # the user's settings, with the environment that is asked, and how it is asked
-    trusted: Collection[str] = ()  # which names of `config.env` are trusted (`trusted_names`)
-    own: Answering | None = None  # an object of the user in place of the environment of a SPEC
+    environment: CheckedEnvironment  # of `config.env`, or an object of the user
 
 
 def read_pair(config_class: type[AnyPairConfig], arguments: list[str]) -> ChosenPair[AnyPairConfig]:
@@ -83,9 +81,7 @@ def read_pair(config_class: type[AnyPairConfig], arguments: list[str]) -> Chosen
     config = config_class(**given)
     check_device(config.device)
     agent = resolve_agent(config.agent, max_turns=config.max_turns, max_new=config.max_new)
-    chosen = choose_pair(config, given, agent)
-    check_environment(chosen.config.env, chosen.config, trusted=chosen.trusted)
-    return chosen
+    return choose_pair(config, given, agent)
 
 
 def choose_pair(
@@ -94,12 +90,15 @@ def choose_pair(
     """Choose the environment of an agent: the one of its training if the user names none by --env.
 
     `given` are the names of the settings that the user gave. Only names that the user typed are trusted: the
-    settings of the training were read from the agent's folder, which may come from anyone.
+    settings of the training were read from the agent's folder, which may come from anyone. Raises UsageError
+    if the environment cannot be opened.
     """
-    if config.env:
-        return ChosenPair(agent, config, trusted_names(typed=[config.env], opened=[config.env]))
-    settings = with_settings_of_training(config, given, agent.config)
-    return ChosenPair(agent, replace(settings, env=agent.config.env))
+    typed = [config.env]
+    if not config.env:
+        settings = with_settings_of_training(config, given, agent.config)
+        config = replace(settings, env=agent.config.env)
+    trusted = trusted_names(typed=typed, opened=[config.env])
+    return ChosenPair(agent, config, check_environment(config.env, config, trusted=trusted))
 
 
 def with_settings_of_training(

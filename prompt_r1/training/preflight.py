@@ -3,7 +3,6 @@
 Imports no torch, so that mistakes are named at once.
 """
 
-from collections.abc import Collection
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 from prompt_r1.data.questions import check_data
 from prompt_r1.data.rows import read_rows
 from prompt_r1.environments.budget import parse_prices
-from prompt_r1.environments.specs import check_environment, trusted_names
+from prompt_r1.environments.specs import CheckedEnvironment, check_environment, trusted_names
 from prompt_r1.errors import UsageError
 from prompt_r1.miniworld.questions import TRAINING_MIX, check_part
 from prompt_r1.pair.named_agent import locate_agent
@@ -29,15 +28,13 @@ class ChosenTraining:
     """The training that a user's settings choose."""
 
     config: TrainConfig
-    trusted: Collection[str] = ()  # which names of `config.env` are trusted (`trusted_names`)
+    environment: CheckedEnvironment | None  # None for --dry-run, which opens none
 
 
 def read_training(arguments: list[str]) -> ChosenTraining:
     """Read the settings of a training. Raises UsageError for a training that cannot start."""
     flags = given_values(TrainConfig, arguments, presets=PRESETS)
     config = train_config(flags)
-    # The SPEC of a YAML file does not count as typed, because the file may come from anyone.
-    trusted = trusted_names(typed=[flags.get("env", "")], opened=[config.env])
     _check_functions(config)
     _check_rank()
     check_device(config.device)
@@ -45,8 +42,11 @@ def read_training(arguments: list[str]) -> ChosenTraining:
         raise UsageError("--wandb: `pip install wandb`, or omit it: metrics.jsonl has the same numbers")
     locate_agent(config.agent)
     parse_prices(config.env_price, config.env.split(","))
+    environment = None
     if not config.dry_run:  # An estimate needs no key.
-        check_environment(config.env, config, trusted=trusted)
+        # The SPEC of a YAML file does not count as typed, because the file may come from anyone.
+        trusted = trusted_names(typed=[flags.get("env", "")], opened=[config.env])
+        environment = check_environment(config.env, config, trusted=trusted)
     val_files = () if config.val_data == (HELD_OUT,) else config.val_data
     check_data([*config.data, *val_files, *config.test_data])
     if is_first_rank() and not config.dry_run:
@@ -58,7 +58,7 @@ def read_training(arguments: list[str]) -> ChosenTraining:
             newest = newest_checkpoint(run, say=lambda damage: None)
             if newest is not None:
                 check_settings(newest, config)
-    return ChosenTraining(config, trusted)
+    return ChosenTraining(config, environment)
 
 
 def _check_functions(config: TrainConfig) -> None:

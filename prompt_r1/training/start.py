@@ -76,16 +76,15 @@ def open_parts(
     Raises UsageError or Resumable.
     """
     config = chosen.config
-    # A missing key, or an endpoint that does not answer, is reported before a large model is loaded.
+    assert chosen.environment is not None, "a dry run opens no environment"
     environment = open_environment(
-        config.env,
-        config,
-        trusted=chosen.trusted,
+        chosen.environment,
         # The journal, and this rank's share of the budget.
         account=open_account(config, folder, rank=ranks.rank, ranks=ranks.count),
         seed=config.seed,
         device=ranks.device,
     )
+    # An endpoint that does not answer is reported before a large model is loaded.
     check_on_first_rank(environment, ranks, runner, interrupt)
 
     start = ranks.on_first_rank(lambda: make_agent(config.agent, config.seed))

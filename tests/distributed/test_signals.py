@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from prompt_r1.environments.specs import check_environment
 from prompt_r1.errors import Interrupted, Resumable, SignalBeforeTraining
 from prompt_r1.pair.agent import load_agent
 from prompt_r1.programs.command_line import explain
@@ -229,7 +230,8 @@ def test_an_error_in_a_run_closes_its_log_and_then_its_environment(tmp_path, mon
     monkeypatch.setattr(start, "start_ranks", lambda *_: ONE_RANK)
     monkeypatch.setattr(start, "open_parts", lambda *_: run)
     config = train_config(["--agent", "none", "--env", "mini", "--data", "mini", "--out", str(tmp_path)])
-    with pytest.raises(Resumable), start.start_run(ChosenTraining(config)):
+    chosen = ChosenTraining(config, check_environment(config.env, config))
+    with pytest.raises(Resumable), start.start_run(chosen):
         raise Resumable("no reply")
     assert events == ["log", "environment"]
 

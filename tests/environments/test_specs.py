@@ -10,9 +10,10 @@ import torch
 
 from prompt_r1.environments.budget import Bill, Price
 from prompt_r1.environments.endpoint import Endpoint, endpoint_of
+from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.sources import Caller
-from prompt_r1.environments.specs import open_account, trusted_names
-from prompt_r1.environments.specs import open_environment as open_spec
+from prompt_r1.environments.specs import check_environment, open_account, trusted_names
+from prompt_r1.environments.specs import open_environment as open_checked
 from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.pair.named_agent import NamedAgent
 from prompt_r1.pair.settings import PairConfig, choose_pair
@@ -119,7 +120,7 @@ def test_a_url_that_was_read_from_a_file_does_not_get_the_key(typed, keys, monke
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     spec = "llama@http://gpu7:8000/v1,oss@http://gpu8:8000/v1"
     trusted = trusted_names(typed=typed, opened=[spec])
-    clients = open_spec(spec, EnvironmentConfig(), trusted=trusted).clients
+    clients = open_checked(check_environment(spec, EnvironmentConfig(), trusted=trusted)).clients
     assert [client.source.key for client in clients] == keys
 
 
@@ -128,7 +129,8 @@ def test_a_model_without_a_url_gets_the_key_also_if_a_file_names_it(monkeypatch)
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     model, url = "gpt-4o-mini", "llama@http://gpu7:8000/v1"
     trusted = trusted_names(typed=[url], opened=[model, url])
-    clients = open_spec(f"{model},{url}", EnvironmentConfig(), trusted=trusted).clients
+    checked = check_environment(f"{model},{url}", EnvironmentConfig(), trusted=trusted)
+    clients = open_checked(checked).clients
     assert [client.source.key for client in clients] == [KEY, ""]
 
 
@@ -168,7 +170,8 @@ def test_the_settings_of_the_command_line_reach_the_source(asking_agent, monkeyp
     assert source.parameters["temperature"] == 0.7 and "helpful assistant" in str(source.parameters["system"])
     monkeypatch.setattr("prompt_r1.environments.local.load_local", local := Mock(return_value=source))
     calls = EnvironmentConfig(env_system="Own.", env_concurrency=3)
-    open_spec(f"hf:{asking_agent}", calls, seed=7, device=torch.device("cpu"))
+    checked = check_environment(f"hf:{asking_agent}", calls)
+    open_checked(checked, seed=7, device=torch.device("cpu"))
     assert {"system": "Own.", "slots": 3, "seed": 7}.items() <= local.call_args.kwargs.items()
 
 
@@ -190,8 +193,8 @@ def test_env_concurrency_limits_the_calls_that_run_at_the_same_time() -> None:
 def test_settings_of_the_training_are_sent_to_its_own_environment_only(spec, given, sent) -> None:
     """A bug: fields of the training were sent to an environment that the user named, which refused them."""
     trained = AgentConfig(env=LARGE, env_system="As trained.", env_args='{"top_p": 0.5}')
-    settings = choose_pair(PairConfig(env=spec, **given), given, NamedAgent("a", trained, "a")).config
-    [client] = open_spec(settings.env, settings).clients
+    chosen = choose_pair(PairConfig(env=spec, **given), given, NamedAgent("a", trained, "a"))
+    [client] = open_checked(chosen.environment).clients
     shown = {name: client.source.parameters.get(name) for name in ("system", "top_p", "seed")}
     assert shown == {"top_p": None, "seed": None} | sent
 
@@ -201,7 +204,7 @@ def test_settings_of_the_training_are_sent_to_its_own_environment_only(spec, giv
 )
 def test_a_flag_with_its_default_value_replaces_a_setting_of_the_training(flag, default) -> None:
     """A bug: after a training with `--route uniform`, `--route session` was ignored."""
-    trained = AgentConfig(route="uniform", env_system="As trained.", env_args='{"top_p": 0.5}')
+    trained = AgentConfig(env="mini", route="uniform", env_system="As trained.", env_args='{"top_p": 0.5}')
     given = given_values(PairConfig, [flag, default])
     settings = choose_pair(PairConfig(**given), given, NamedAgent("a", trained, "a")).config
     names = ("route", "env_system", "env_args")
@@ -213,19 +216,21 @@ def test_a_flag_with_its_default_value_replaces_a_setting_of_the_training(flag, 
 def test_env_args_that_are_no_json_are_refused_in_one_sentence(env_args) -> None:
     """A bug: deep brackets, from the file of a stranger's agent, raised a RecursionError."""
     with pytest.raises(UsageError, match="--env-args is not JSON"):
-        open_spec("mini", EnvironmentConfig(env_args=env_args))
+        check_environment("mini", EnvironmentConfig(env_args=env_args))
 
 
 def test_prices_of_one_environment_replace_those_of_the_run() -> None:
-    opened = partial(open_spec, LARGE, EnvironmentConfig(env_price=("1,2",)))
-    [plain] = opened().clients
-    [other] = opened(prices={LARGE: Price(3, 4)}).clients
-    assert (plain.price, other.price) == (Price(1, 2), Price(3, 4))
+    checked = partial(check_environment, LARGE, EnvironmentConfig(env_price=("1,2",)))
+    assert checked().prices == [Price(1, 2)]
+    assert checked(prices={LARGE: Price(3, 4)}).prices == [Price(3, 4)]
 
 
 def test_all_environments_of_a_run_share_one_journal_and_one_budget(tmp_path: Path) -> None:
     config = EnvironmentConfig(max_env_calls=2)
-    opened = partial(open_spec, config=config, account=open_account(config, tmp_path))
+    account = open_account(config, tmp_path)
+
+    def opened(name: str) -> Environment:
+        return open_checked(check_environment(name, config), account=account)
 
     async def calls() -> None:
         first, second = opened("mini"), opened("mini-b")
@@ -268,7 +273,8 @@ def test_an_object_of_the_users_gets_the_seed_and_has_the_price_of_its_character
 
 def test_an_object_of_the_users_that_takes_the_question_replies_to_each_of_them(tmp_path):
     config, spec = EnvironmentConfig(), "py:tests.environments.test_specs:Secretive"
-    asked = open_spec(spec, config, trusted=[spec], account=open_account(config, tmp_path))
+    checked = check_environment(spec, config, trusted=[spec])
+    asked = open_checked(checked, account=open_account(config, tmp_path))
     replies = [asyncio.run(asked.ask(HELLO, Caller(question))).text for question in ("q1", "q2", "q1")]
     assert replies == ["about q1", "about q2", "about q1"]
 
@@ -276,7 +282,8 @@ def test_an_object_of_the_users_that_takes_the_question_replies_to_each_of_them(
 def test_an_object_of_the_users_that_takes_the_game_replies_to_each_of_them(tmp_path):
     """A bug: with `samples = False`, all games of a group got the reply to the first."""
     config, spec = EnvironmentConfig(), "py:tests.environments.test_specs:Fickle"
-    asked = open_spec(spec, config, trusted=[spec], account=open_account(config, tmp_path))
+    checked = check_environment(spec, config, trusted=[spec])
+    asked = open_checked(checked, account=open_account(config, tmp_path))
     replies = [asyncio.run(asked.ask(HELLO, Caller("q", sample))).text for sample in (0, 1, 0)]
     assert replies == ["to game 0", "to game 1", "to game 0"]
 

@@ -158,8 +158,8 @@ def test_answers_of_a_start_do_not_depend_on_what_became_of_it(agents, tmp_path)
 def test_a_method_without_environment_opens_none(agents, monkeypatch, name):
     """The mini world was opened, and asked "Hi"."""
 
-    def refuse(spec: str, *_: object, **__: object) -> Environment:
-        raise AssertionError(f"{spec} was opened")
+    def refuse(checked: object, **_: object) -> Environment:
+        raise AssertionError(f"{checked} was opened")
 
     monkeypatch.setattr("prompt_r1.evaluation.evaluation.open_environment", refuse)
     config, system = EvaluateConfig(), System(name)
@@ -250,7 +250,8 @@ def test_settings_of_the_training_are_those_of_its_environment(asking_agent, tmp
     line = ["--agent", agent, "--method", "direct", "--limit", "1", "--out", tmp_path / "out"]
     with pytest.raises(UsageError, match="seen"):
         run_here("evaluate.py", *line, *(["--env", f"hf:{asking_agent}"] if is_named else []))
-    _, settings = opened.call_args.args
+    [checked] = opened.call_args.args
+    settings = checked.config
     fields = json.loads(settings.env_args)
     if is_named:
         assert (settings.env_system, fields) == (ENVIRONMENT_SYSTEM, {})

@@ -9,7 +9,7 @@ import torch
 from prompt_r1.errors import UsageError
 from prompt_r1.pair.api import open_pair
 from prompt_r1.pair.named_agent import SETTINGS_FILE, NamedAgent, locate_agent, preset_config, resolve_agent
-from prompt_r1.pair.settings import ChosenPair, PairConfig
+from prompt_r1.pair.settings import PairConfig, choose_pair
 from tests.support.exports import save_run
 
 
@@ -82,5 +82,5 @@ def test_a_mini_agent_plays_in_one_thread_and_a_real_one_in_those_of_torch(
     monkeypatch.setattr("prompt_r1.model.machine.usable_cores", lambda: 2)
     monkeypatch.setattr("prompt_r1.model.machine.TORCH_THREADS", 2)
     named = NamedAgent(asking_agent, preset_config(name), start=name)
-    open_pair(ChosenPair(named, PairConfig(env="mini")))
+    open_pair(choose_pair(PairConfig(env="mini"), ["env"], named))
     assert torch.get_num_threads() == threads

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from prompt_r1.environments.specs import open_environment
 from prompt_r1.errors import UsageError
 from prompt_r1.reward import RULE_WITHOUT_ENVIRONMENT
 from prompt_r1.settings.agent import HELD_OUT, INSTRUCTION_WITHOUT_ENVIRONMENT, INSTRUCTIONS, AgentConfig
@@ -153,8 +154,10 @@ def test_an_environment_of_a_config_file_is_not_trusted(tmp_path, monkeypatch, t
     monkeypatch.chdir(tmp_path)
     (tmp_path / "foreign.yaml").write_text("agent: mini\ndata: mini\nenv: m@http://gpu7/v1\n")
     flags = ["--env", typed] if typed else []
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-own")
     chosen = read_training(["--config", "foreign.yaml", *flags])
-    assert set(chosen.trusted) == {typed} - {""}
+    [client] = open_environment(chosen.environment).clients
+    assert getattr(client.source, "key", "") == ("sk-own" if typed == "m@http://gpu7/v1" else "")
 
 
 def test_the_learning_rate_of_the_toy_agent_is_warned_of_with_any_other_agent():

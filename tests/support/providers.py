@@ -15,8 +15,8 @@ from prompt_r1.environments.journal import Journal
 from prompt_r1.environments.own import OwnSource
 from prompt_r1.environments.responses import read_reply
 from prompt_r1.environments.sources import Busy, Caller, Refused, Reply, Source
-from prompt_r1.environments.specs import open_environment as open_spec
-from prompt_r1.environments.specs import trusted_names
+from prompt_r1.environments.specs import check_environment, trusted_names
+from prompt_r1.environments.specs import open_environment as open_checked
 from prompt_r1.settings.agent import EnvironmentConfig
 from prompt_r1.types import Message
 from tests.support.clock import run_jumping
@@ -113,4 +113,4 @@ def open_environment(
     """Open the environments of a SPEC that the user typed. `settings` are fields of EnvironmentConfig."""
     config, cpu = EnvironmentConfig(**settings), torch.device("cpu")
     trusted = trusted_names(typed=[spec], opened=[spec, *others])
-    return open_spec(spec, config, trusted=trusted, seed=seed, device=cpu)
+    return open_checked(check_environment(spec, config, trusted=trusted), seed=seed, device=cpu)

@@ -125,5 +125,5 @@ def test_an_estimate_says_whether_its_high_end_is_a_bound_and_what_it_needs_for_
 def test_only_the_first_rank_prints_the_estimate(monkeypatch, capsys, rank):
     """`torchrun --nproc-per-node 4 train.py --dry-run` printed the table four times."""
     monkeypatch.setenv("RANK", str(rank))
-    train.main(ChosenTraining(TrainConfig(**PRESETS["mini"], dry_run=True)))
+    train.main(ChosenTraining(TrainConfig(**PRESETS["mini"], dry_run=True), None))
     assert ("together" in capsys.readouterr().out) == (rank == 0)

@@ -19,7 +19,7 @@ from prompt_r1.model.distributed import RankLost
 from prompt_r1.model.machine import usable_cores, use_threads
 from prompt_r1.pair.api import open_pair
 from prompt_r1.pair.named_agent import SETTINGS_FILE, resolve_agent
-from prompt_r1.pair.settings import ChosenPair, PairConfig
+from prompt_r1.pair.settings import PairConfig, choose_pair
 from prompt_r1.training import forked_ranks
 from prompt_r1.training.forked_ranks import fork_ranks, rank_count, wait_for_ranks
 from prompt_r1.training.log import read_metrics
@@ -142,7 +142,7 @@ def test_a_pair_and_an_evaluation_compute_in_as_many_threads_as_they_have_cores(
     set_threads: list[int] = []
     monkeypatch.setattr(machine, "TORCH_THREADS", 64)
     monkeypatch.setattr("torch.set_num_threads", set_threads.append)
-    open_pair(ChosenPair(resolve_agent(str(asking_agent)), PairConfig(env="mini")))
+    open_pair(choose_pair(PairConfig(env="mini"), ["env"], resolve_agent(str(asking_agent))))
     assert set_threads == [2]
     run_here("evaluate.py", "--method", "direct", "--env", "mini", "--limit", 1, "--dry-run")
     assert set_threads == [2, 2]
@@ -159,7 +159,7 @@ def test_an_agent_of_a_larger_machine_gets_no_more_threads_than_there_are_cores(
     set_threads: list[int] = []
     monkeypatch.setattr(machine, "TORCH_THREADS", 64)
     monkeypatch.setattr("torch.set_num_threads", set_threads.append)
-    open_pair(ChosenPair(resolve_agent(str(agent)), PairConfig(env="mini")))
+    open_pair(choose_pair(PairConfig(env="mini"), ["env"], resolve_agent(str(agent))))
     line = "--method prompt-r1 --env mini --limit 1".split()
     run_here("evaluate.py", "--agent", agent, *line, "--out", tmp_path / "out")
     assert set_threads and set(set_threads) == {2}

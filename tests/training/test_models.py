@@ -8,6 +8,7 @@ import torch
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 
 from prompt_r1.environments.sources import Caller
+from prompt_r1.environments.specs import check_environment
 from prompt_r1.errors import FatalEnvError, Resumable, UsageError
 from prompt_r1.model.distributed import Ranks
 from prompt_r1.model.lora import adapters_of
@@ -41,8 +42,9 @@ def test_a_model_is_checked_when_its_agent_is_loaded_and_not_again(tmp_path, mon
 def run_of(folder, config: TrainConfig, ranks: Ranks = ONE_RANK) -> Run:
     agent = tiny.save_agent(folder / "agent")
     config = replace(config, agent=str(agent), device="cpu")
+    chosen = ChosenTraining(config, check_environment(config.env, config))
     with asyncio.Runner() as runner:
-        return open_parts(ChosenTraining(config), folder, ranks, runner, Interrupt())
+        return open_parts(chosen, folder, ranks, runner, Interrupt())
 
 
 class FirstOfTwo(Ranks):
