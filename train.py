@@ -37,10 +37,9 @@ from prompt_r1.programs.launcher import is_first_rank
 from prompt_r1.programs.text import printable
 from prompt_r1.reward import score_games
 from prompt_r1.rollout import play_groups
-from prompt_r1.settings.train import warnings_of
 from prompt_r1.training.batches import Batch
 from prompt_r1.training.dry_run import estimate
-from prompt_r1.training.preflight import ChosenTraining
+from prompt_r1.training.preflight import ChosenTraining, warnings_of
 from prompt_r1.training.record import Record
 from prompt_r1.training.resume import resume_run
 from prompt_r1.training.run import Run

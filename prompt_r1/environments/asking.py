@@ -3,8 +3,9 @@
 All evaluations, and the test at the end of a training, ask in this way.
 """
 
+from prompt_r1.environments.specs import is_mini
 from prompt_r1.miniworld.environment import ANSWER_ONLY
-from prompt_r1.settings.agent import ANSWER_IN_TAGS, is_mini
+from prompt_r1.settings.agent import ANSWER_IN_TAGS
 
 IN_TAGS = f"\n{ANSWER_IN_TAGS}"  # the request after the question
 

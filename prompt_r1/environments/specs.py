@@ -25,10 +25,13 @@ from prompt_r1.settings.functions import OBJECT_PREFIX, import_object
 if TYPE_CHECKING:  # torch is not imported here, so that a wrong SPEC is reported at once.
     import torch
 
-BUILT_IN: Mapping[str, type[Answering]] = {
+MINI_ENVIRONMENTS: Mapping[str, type[Answering]] = {
     "mini": MiniEnvironment,
     "mini-b": MiniEnvironmentB,
     "mini-mute": MuteEnvironment,
+}
+BUILT_IN: Mapping[str, type[Answering]] = {
+    **MINI_ENVIRONMENTS,
     "none": MuteEnvironment,  # An agent without an environment answers at once, and asks nothing.
 }
 NameForm = Literal["object", "local", "url", "model"]
@@ -51,6 +54,11 @@ def form_of_name(name: str) -> NameForm:
     if name == SMOLLM2 or name.startswith("hf:"):
         return "local"
     return "url" if "@http" in name else "model"
+
+
+def is_mini(spec: str) -> bool:
+    """Whether an environment is or includes the mini world, in this process or behind an endpoint."""
+    return any(part.split("@")[0] in MINI_ENVIRONMENTS for part in spec.split(","))
 
 
 def trusted_names(*, typed: Iterable[str], opened: Iterable[str]) -> Collection[str]:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from prompt_r1.data.questions import find_questions, sample_questions
-from prompt_r1.environments.specs import check_environment
+from prompt_r1.environments.specs import check_environment, is_mini
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.evaluation import Evaluation, prices_of, trusted_environments
 from prompt_r1.evaluation.folder_settings import check_kept, game_of, settings_in_common
@@ -23,7 +23,7 @@ from prompt_r1.pair.settings import with_settings_of_training
 from prompt_r1.programs.command_line import command
 from prompt_r1.programs.files import make_folder
 from prompt_r1.programs.launcher import check_device
-from prompt_r1.settings.agent import MINI_AGENT, all_mini_data, is_mini
+from prompt_r1.settings.agent import MINI_AGENT, all_mini_data
 from prompt_r1.settings.flags import given_values
 from prompt_r1.settings.functions import import_metric
 from prompt_r1.types import Question

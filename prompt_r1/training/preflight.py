@@ -10,12 +10,12 @@ from pathlib import Path
 from prompt_r1.data.questions import check_data
 from prompt_r1.data.rows import read_rows
 from prompt_r1.environments.budget import parse_prices
-from prompt_r1.environments.specs import CheckedEnvironment, check_environment, trusted_names
+from prompt_r1.environments.specs import CheckedEnvironment, check_environment, is_mini, trusted_names
 from prompt_r1.errors import UsageError
 from prompt_r1.miniworld.questions import TRAINING_MIX, check_part
 from prompt_r1.pair.named_agent import locate_agent
 from prompt_r1.programs.launcher import check_device, is_first_rank, launcher_number
-from prompt_r1.settings.agent import HELD_OUT, is_mini_data, mini_part
+from prompt_r1.settings.agent import HELD_OUT, MINI_AGENT, all_mini_data, is_mini_data, mini_part
 from prompt_r1.settings.fields import AT_LEAST_1, LEARNING_RATE, SEED, THREADS, everyday_setting, setting
 from prompt_r1.settings.flags import given_values
 from prompt_r1.settings.functions import find_loss, import_advantages, import_reward
@@ -59,6 +59,25 @@ def read_training(arguments: list[str]) -> ChosenTraining:
             if newest is not None:
                 check_settings(newest, config)
     return ChosenTraining(config, environment)
+
+
+def warnings_of(config: TrainConfig) -> list[str]:
+    """What a user should know before a run starts: a toy beside real parts, or the toy's learning rate."""
+    data = " ".join(config.data)
+    is_toy = {"--agent mini": config.agent == MINI_AGENT, f"--data {data}": all_mini_data(config.data)}
+    if not config.without_environment:
+        is_toy["--env mini"] = is_mini(config.env)
+    toy_flags = [flag for flag in is_toy if is_toy[flag]]
+    real_flags = [flag for flag in is_toy if not is_toy[flag]]
+    warnings = []
+    if toy_flags and real_flags:
+        warnings.append(f"{', '.join(toy_flags)}: made for the invented mini world, and of no use outside it")
+    if config.agent != MINI_AGENT and config.lr >= PRESETS["mini"]["lr"]:
+        warnings.append(
+            f"--lr {config.lr:g} suits the toy agent, and destroys a pretrained model: give about 3e-5 for a "
+            "small model (--config small), 1e-6 for a large one (--config paper)"
+        )
+    return warnings
 
 
 def _check_functions(config: TrainConfig) -> None:

@@ -10,8 +10,8 @@ from prompt_r1.errors import UsageError
 from prompt_r1.reward import RULE_WITHOUT_ENVIRONMENT
 from prompt_r1.settings.agent import HELD_OUT, INSTRUCTION_WITHOUT_ENVIRONMENT, INSTRUCTIONS, AgentConfig
 from prompt_r1.settings.fields import Range, check_number, read_yaml, write_yaml
-from prompt_r1.settings.train import TrainConfig, warnings_of
-from prompt_r1.training.preflight import read_training
+from prompt_r1.settings.train import TrainConfig
+from prompt_r1.training.preflight import read_training, warnings_of
 from tests.support.settings import train_config
 
 
