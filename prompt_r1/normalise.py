@@ -70,8 +70,10 @@ def _spell_alike(text: str) -> str:
     for typed, plain in SPELLINGS.items():
         text = text.replace(typed, plain)
     text = " ".join(text.split())
-    # Marks after a letter: u.s. → us, it's → its, yes! → yes
-    text = re.sub(rf"(?<={LETTER})[.!?\"']+", "", text)
+    # Marks after a letter: u.s. → us, yes! → yes
+    text = re.sub(rf"(?<={LETTER})[.!?\"]+", "", text)
+    # Apostrophes after two letters: it's → its, the dogs' → the dogs, but not the prime of x'-1.
+    text = re.sub(rf"(?<={LETTER}{LETTER})'+", "", text)
     # Powers: x**2 → x^2, but not **bold** text.
     text = re.sub(rf"{AFTER_OPERAND}( ?)\*\*\1{BEFORE_OPERAND}", "^", text)
     # Thousands: 1,234 → 1234 and, as written in India, 1,00,000 → 100000, but not 1,23.
@@ -99,7 +101,7 @@ def _drop_hyphens(text: str) -> str:
 def _join_signs(text: str) -> str:
     """Drop the blanks around signs and comparisons, and the brackets after them: x - 1 → x-1, t > 0 → t>0."""
     # A blank stays after a word: it is < 5 → it is <5
-    text = re.sub(rf"({WORD} )| (?={SIGN})", r"\1", text)
+    text = re.sub(rf"({WORD} )|(?<!\+) (?={SIGN})", r"\1", text)
     # A blank stays after a name that ends with a sign: disney+ and hulu, c++ language
     return re.sub(rf"({LETTER}[-+] (?={WORD})|\+\+ )|(?<={SIGN}){OPENING}+", r"\1", text)
 
