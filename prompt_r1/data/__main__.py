@@ -98,7 +98,7 @@ def convert(name: str, files: Sequence[str]) -> tuple[list[Question], Counter[st
             except LeftOut as reason:
                 left_out[str(reason)] += 1
                 continue
-            except (BadRow, LookupError, TypeError, ValueError) as error:
+            except (BadRow, LookupError, TypeError, ValueError, RecursionError) as error:
                 problem = f"not a row of {dataset.name}: {first_line(error)}"
                 raise UsageError(f"{file}, row {number}: {problem}") from None
             key = question_key(text)

@@ -7,10 +7,10 @@ own error: LookupError, TypeError or ValueError. Then the file is of another dat
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from prompt_r1.data.rows import BadRow, Fields, gold_answers, text_field
+from prompt_r1.data.rows import BadRow, Fields, describe, gold_answers, text_field
 from prompt_r1.types import Kind
 
 Draft = tuple[str, tuple[str, ...]]  # a question and its gold answers
@@ -92,6 +92,8 @@ def writingprompts(row: Fields) -> Draft:
     blank is left before a sign ("It's late.").
     """
     prompt = WRITING_TAGS.sub("", _text(row, "prompt")).strip()
+    if not prompt:
+        raise LeftOut("blank prompt")
     story = _text(row, "story").replace("<newline>", "\n")
     story = re.sub(r" ([.,;:!?'])", r"\1", story)
     return f"Please write a short article based on the given title: '{prompt}'", _golds([story])
@@ -129,11 +131,13 @@ def _text(row: Fields, field: str) -> str:
     return text_field(row, field)
 
 
-def _golds(values: Sequence[object]) -> tuple[str, ...]:
-    """The gold answers among values, without blank answers and repeats.
+def _golds(values: object) -> tuple[str, ...]:
+    """The gold answers in a list, without blank answers and repeats. Raises BadRow for anything but a list.
 
     Raises LeftOut if no answer is left, as in test splits. There TriviaQA has "<unk>" in place of an answer.
     """
+    if not isinstance(values, list):
+        raise BadRow(f"expected a list of answers, not {describe(values)}")
     filled = [value for value in values if value not in (None, "<unk>") and str(value).strip()]
     if not filled:
         raise LeftOut("no answer")

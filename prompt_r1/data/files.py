@@ -24,7 +24,7 @@ from prompt_r1.programs.files import replace_file
 from prompt_r1.types import Kind, Question
 
 ANSWER_FIELDS = ("answers", "golden_answers", "answer")  # Of these fields, the first that a row has is read.
-COLUMNS = ("question", *ANSWER_FIELDS, "id", "dataset", "kind")
+COLUMNS = ("question", *ANSWER_FIELDS, "id", "dataset", "data_source", "kind")
 CONVERT = "python -m prompt_r1.data convert"
 
 PUBLISHED = re.compile(r"\AQuestion: (.*)\nFirst, provide a simple explanation of the question", re.DOTALL)
@@ -40,8 +40,8 @@ def load_questions(path: Path | str) -> list[Question]:
 def as_questions(source: str | Path, rows: Iterable[tuple[int, object]], *, dataset: str) -> list[Question]:
     """The questions of numbered rows. Rows that name no dataset belong to `dataset`.
 
-    A row has `question` and `answers` (or `golden_answers`, or `answer`), and may have `id`, `dataset` and
-    `kind`; other fields are `extra`. Or it has the columns of the files that the paper's authors published.
+    A row has `question` and `answers` (or `golden_answers`, or `answer`), and may have `id`, `dataset` (or
+    `data_source`) and `kind`; other fields are `extra`. Or it has the columns of the files that the paper's authors published.
     If rows without ids repeat a question, the number of the row is appended to its id.
     """
     questions: dict[str, Question] = {}
@@ -77,6 +77,8 @@ def _question(row: Fields, dataset: str) -> Question:
         )
     if "dataset" in row:
         dataset = text_field(row, "dataset")
+    elif "data_source" in row:  # as in the files of verl and Search-R1
+        dataset = name_in_paper(text_field(row, "data_source"))
     kind = cast(Kind, row.get("kind", kind_of_dataset(dataset)))
     if kind not in get_args(Kind):
         raise BadRow(f"kind is {kind!r}; choose one of {', '.join(get_args(Kind))}")

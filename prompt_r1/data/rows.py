@@ -257,7 +257,7 @@ def _list_in_text(text: str, field: str) -> list[object]:
         return [text]
     try:
         items: list[object] = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise BadRow(
             f"the field {field} holds a list that is not JSON, {text[:40]!r}: write it as "
             '["Paris", "City of Paris"]'

@@ -11,7 +11,7 @@ import math
 import queue
 import threading
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -122,6 +122,16 @@ def open_pair(chosen: ChosenPair[AnyPairConfig]) -> AsyncPair:
     return AsyncPair(agent, environment, seed, config.temperature, str(path), about)
 
 
+def _game_of(playing: Future[Trajectory]) -> Trajectory:
+    """Wait for a game. Raises EnvError if the environment failed, and UsageError if it was cancelled."""
+    try:
+        game = playing.result()
+    except CancelledError:
+        raise UsageError("the pair was closed while it played this question") from None
+    raise_for_env_error(game)
+    return game
+
+
 class Pair:
     """An `AsyncPair` for code that is not asynchronous. As a context manager, it closes itself.
 
@@ -148,11 +158,9 @@ class Pair:
         """
         playing = self._start(question, limits)
         try:
-            game = playing.result()
+            return _game_of(playing)
         finally:
             playing.cancel()  # after Ctrl-C; it has no effect on a game that has ended
-        raise_for_env_error(game)
-        return game
 
     def stream(self, question: str, *, limits: Limits = NO_LIMITS) -> Iterator[Piece | Trajectory]:
         """Yield the dialogue in pieces while it is played, and at last the game. Raises what `ask` raises.
@@ -165,9 +173,7 @@ class Pair:
         try:
             while (piece := pieces.get()) is not None:
                 yield piece
-            game = playing.result()
-            raise_for_env_error(game)
-            yield game
+            yield _game_of(playing)
         finally:
             playing.cancel()
 
@@ -191,10 +197,12 @@ class Pair:
         with self._lock:
             if self._loop.is_closed():
                 return
-            asyncio.run_coroutine_threadsafe(self._end_games(), self._loop).result()
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
+            try:
+                asyncio.run_coroutine_threadsafe(self._end_games(), self._loop).result()
+            finally:
+                self._loop.call_soon_threadsafe(self._loop.stop)
+                self._thread.join()
+                self._loop.close()
 
     async def _end_games(self) -> None:
         games = asyncio.all_tasks() - {asyncio.current_task()}

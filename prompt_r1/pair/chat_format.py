@@ -71,6 +71,11 @@ def read_request(content: bytes) -> ChatRequest:
     temperature = given.get("temperature")
     if temperature is not None and not (is_finite_number(temperature) and temperature >= 0):
         raise bad_request("`temperature` must be a number, and at least 0")
+    for name, kind in (("stream", bool), ("seed", int)):
+        if (
+            given.get(name) is not None and type(given[name]) is not kind
+        ):  # `isinstance` takes true for an int.
+            raise bad_request(f"`{name}` must be of type {kind.__name__}")
     return ChatRequest(
         model=given.get("model", ""),
         question=_question(given.get("messages")),
@@ -81,18 +86,25 @@ def read_request(content: bytes) -> ChatRequest:
 
 
 def _question(messages: Any) -> str:
-    """The last message. All messages before it, such as a system message, stand before it as text."""
+    """The user's last message. All messages before it, such as a system message, stand before it as text."""
     try:
         *earlier, last = messages
-        question = last["content"].strip()
-        lines = [f"{message['role']}: {message['content'].strip()}" for message in earlier]
+        question = _text(last) if last["role"] == "user" else ""
+        lines = [f"{message['role']}: {_text(message)}" for message in earlier]
     except (TypeError, KeyError, AttributeError, ValueError):
         raise bad_request("`messages` must be a list of messages with `role` and `content`, a text") from None
     if not question:
-        raise bad_request("the last of `messages` is empty")
+        raise bad_request("the last of `messages` must be a question of the user")
     if not earlier:
         return question
     return "\n".join(["Earlier messages:", *lines, "", f"The question now: {question}"])
+
+
+def _text(message: Any) -> str:
+    """The text of a message. Its content is a text, a list of parts with text, or null beside tool calls."""
+    content = message.get("content") or ""
+    texts = [part["text"] for part in content] if isinstance(content, list) else [content]
+    return "\n".join(texts).strip()
 
 
 def completion(head: Body, game: Trajectory) -> Body:

@@ -26,8 +26,8 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.requests import Request
-from starlette.responses import FileResponse, Response, StreamingResponse
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from prompt_r1.pair.api import AsyncPair, Limits, raise_for_env_error
@@ -49,7 +49,7 @@ from prompt_r1.types import Trajectory
 
 logger = logging.getLogger(__name__)
 
-PAGE = Path(__file__).with_name("chat.html")
+PAGE = Path(__file__).with_name("chat.html").read_text("utf-8")
 MAX_BYTES = 2_000_000  # the longest body of a request: more text than any game has room for
 KEEP_ALIVE_SECONDS = 30  # longer than clients keep an idle connection, so that they are the ones to close it
 GONE = 499  # The status for a client that has left, as in nginx's log. Nobody receives it.
@@ -102,7 +102,10 @@ class ChatServer:
         """Answer a question. Raises Failure, which says in the response why there is no answer."""
         self._check_key(request)
         _check_content_type(request)
-        asked = read_request(await request.body())
+        try:
+            asked = read_request(await request.body())
+        except ClientDisconnect:
+            return Response(status_code=GONE)
         if asked.model != self.model_name:
             message = f"there is no model {reprlib.repr(asked.model)}; this server has {self.model_name!r}"
             raise Failure(404, "model_not_found", message)
@@ -194,7 +197,8 @@ def _check_content_type(request: Request) -> None:
 
 async def _page(request: Request) -> Response:
     """The page to chat with. It needs no key: the page itself asks for the key, and sends it."""
-    return FileResponse(PAGE)
+    # No other site may show the page in a frame, and lead its reader to ask there.
+    return HTMLResponse(PAGE, headers={"Content-Security-Policy": "frame-ancestors 'none'"})
 
 
 def _event(body: Body) -> bytes:
@@ -212,8 +216,15 @@ def _failure_response(request: Request, failure: Exception) -> Response:
 
 
 def uvicorn_server(chat: ChatServer) -> uvicorn.Server:
-    """Make the HTTP server of a pair. At its end, the server waits for the games that run."""
+    """Make the HTTP server of a pair.
+
+    At its end, the server waits for the games that run. It does not wait longer for a client that stalls.
+    """
     settings = uvicorn.Config(
-        chat.app(), log_level="warning", access_log=False, timeout_keep_alive=KEEP_ALIVE_SECONDS
+        chat.app(),
+        log_level="warning",
+        access_log=False,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=int(chat.limits.seconds or 0) + 5,
     )
     return uvicorn.Server(settings)

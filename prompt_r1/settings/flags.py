@@ -27,6 +27,8 @@ def given_values(
     if unknown:
         name = unknown[0].partition("=")[0]
         flags = [setting.flag for setting in settings] + (["--config"] if presets else [])
+        if not name.startswith("-"):
+            parser.error(f"{name!r} belongs to no flag: does a text with blanks need quotes?")
         parser.error(f"there is no flag {name}{did_you_mean(name, flags)}")
     for setting in settings:
         if setting.name in given:

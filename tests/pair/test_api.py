@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -326,7 +326,7 @@ def test_a_game_that_runs_when_its_pair_is_closed_is_cancelled():
             time.sleep(0.01)
         pair.close()
         for asked in waiting:
-            with pytest.raises(CancelledError):
+            with pytest.raises(prompt_r1.UsageError, match="was closed while it played"):
                 asked.result(timeout=30)
     assert agent.running == 0
 
@@ -360,9 +360,24 @@ def test_games_are_cancelled_before_the_connections_of_their_calls_are_closed():
         while not source.running:
             time.sleep(0.01)
         pair.close()
-        with pytest.raises(CancelledError):
+        with pytest.raises(prompt_r1.UsageError, match="was closed while it played"):
             asked.result(timeout=30)
     assert source.running_at_close == 0
+
+
+class Unclosable(Hanging):
+    async def close(self) -> None:
+        raise OSError("the connection is gone")
+
+
+def test_a_pair_is_closed_even_if_its_environment_cannot_be():
+    """A bug: the thread of the pair went on, and each further close failed."""
+    pair = pair_of(Environment([Unclosable()]))
+    with pytest.raises(OSError, match="gone"):
+        pair.close()
+    pair.close()
+    with pytest.raises(prompt_r1.UsageError, match="is closed"):
+        pair.ask(QUESTION)
 
 
 def ask(pair: Pair, question: object, **options: object) -> None:

@@ -51,8 +51,14 @@ def message(content: object) -> dict[str, object]:
             for messages in (None, 3, "Who?", {}, [], ["Who?"])
         ],
         ({"messages": [{"content": "Hi"}, {"role": "user", "content": "Who?"}]}, "`messages` must be a list"),
-        *[(message(content), "`messages` must be a list") for content in (None, 7, [{"type": "text"}])],
-        (message("  "), "the last of `messages` is empty"),
+        *[
+            (message(content), "`messages` must be a list")
+            for content in (7, [{"type": "text"}], [{"type": "text", "text": None}])
+        ],
+        *[(message(content), "the last of `messages` must be a question") for content in ("  ", None, [])],
+        ({"messages": [{"role": "assistant", "content": "Who?"}]}, "must be a question of the user"),
+        *[({"stream": value}, "`stream` must be of type bool") for value in ("false", 1, {})],
+        *[({"seed": value}, "`seed` must be of type int") for value in ("7", 2.5, True, "\ud800")],
     ],
 )
 def test_a_wrong_field_is_named(fields, sentence):
@@ -75,6 +81,16 @@ def test_earlier_messages_stand_before_the_question():
         "Earlier messages:\nsystem: by system\nuser: by user\nassistant: by assistant\n"
         "\nThe question now: And now?"
     )
+
+
+def test_contents_may_be_lists_of_parts_and_null_beside_tool_calls():
+    parts = [{"type": "text", "text": "Who"}, {"type": "text", "text": "is it?"}]
+    assert read(**message(parts)).question == "Who\nis it?"
+    messages = [
+        {"role": "assistant", "content": None, "tool_calls": [{}]},
+        {"role": "user", "content": "Who?"},
+    ]
+    assert read(messages=messages).question.startswith("Earlier messages:\nassistant: \n")
 
 
 @pytest.mark.parametrize(

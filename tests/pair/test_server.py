@@ -360,6 +360,26 @@ def test_a_client_that_disconnects_ends_its_game_quietly(capfd):
     assert len(agent.sampled_with) == 2 and capfd.readouterr().err == ""
 
 
+def test_a_client_that_leaves_within_its_request_is_no_error(capfd):
+    """A bug: the log had 50 lines of traceback for each."""
+    with serving_pair(chat_server()) as url:
+        with socket.create_connection(("127.0.0.1", httpx.URL(url).port)) as client:
+            client.sendall(
+                b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+                b"Content-Type: application/json\r\nContent-Length: 500\r\n\r\n{"
+            )
+            time.sleep(0.3)  # The server reads the first byte of the body.
+        time.sleep(0.3)
+    assert capfd.readouterr().err == ""
+
+
+def test_the_page_is_shown_in_no_frame_and_reads_no_body(url, capfd):
+    """A bug: a page with a body of three megabytes was an error with a traceback."""
+    page = httpx.request("GET", url.removesuffix("/v1"), content=b" " * 3_000_000, verify=False)
+    assert page.status_code in (200, 413) and capfd.readouterr().err == ""
+    assert get(url.removesuffix("/v1")).headers["content-security-policy"] == "frame-ancestors 'none'"
+
+
 def test_at_its_end_a_server_closes_the_connections_of_its_environment(monkeypatch):
     pair, closed = echo_pair(), []
 
