@@ -41,8 +41,8 @@ def as_questions(source: str | Path, rows: Iterable[tuple[int, object]], *, data
     """The questions of numbered rows. Rows that name no dataset belong to `dataset`.
 
     A row has `question` and `answers` (or `golden_answers`, or `answer`), and may have `id`, `dataset` (or
-    `data_source`) and `kind`; other fields are `extra`. Or it has the columns of the files that the paper's authors published.
-    If rows without ids repeat a question, the number of the row is appended to its id.
+    `data_source`) and `kind`; other fields are `extra`. Or it has the columns of the files that the paper's
+    authors published. If rows without ids repeat a question, the number of the row is appended to its id.
     """
     questions: dict[str, Question] = {}
     for number, row in rows:

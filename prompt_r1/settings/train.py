@@ -24,6 +24,7 @@ from prompt_r1.settings.functions import OBJECT_PREFIX
 # In these settings, MODULE:FUNCTION names code of the user.
 FUNCTIONS = ("reward", "loss_function", "advantage_function")
 # In other settings, py:MODULE:NAME names it, alone or in a list.
+TEXTS = ("env_system", "env_args")  # Only the environment reads these.
 NAME_OF_CODE = re.compile(rf"(^|[\s,]){OBJECT_PREFIX}")
 
 run_setting = partial(setting, group="the run", everyday=True)
@@ -169,9 +170,11 @@ def settings_of_file(source: str, flags: Collection[str]) -> dict[str, Any]:
         raise UsageError(f"--config {source!r}: neither a preset ({presets}) nor a YAML file")
     values = read_yaml(path, TrainConfig)
     for name, value in values.items():
+        if name in flags or name in TEXTS:
+            continue
         text = " ".join(value) if isinstance(value, tuple) else str(value)
         names_code = bool(text) if name in FUNCTIONS else NAME_OF_CODE.search(text)
-        if names_code and name not in flags:
+        if names_code:
             raise UsageError(
                 f"{source}: {name} names code, which is imported only if the command line names it: give "
                 f"{flag_of(name)} {text}"
@@ -187,6 +190,10 @@ def with_defaults(config: TrainConfig, given: Mapping[str, Any]) -> TrainConfig:
     """
     has_splits = all(has_own_splits(name) for name in config.data)
     other_splits = config.data if has_splits else ()
+    for flag, names in (("--val-data", config.val_data), ("--test-data", config.test_data)):
+        for word in ("none", HELD_OUT):
+            if word in names and len(names) > 1:
+                raise UsageError(f"{flag}: {word} must stand alone")
     validation = given.get("val_data", other_splits or (HELD_OUT,))
     test = given.get("test_data", other_splits)
     max_new = config.max_new

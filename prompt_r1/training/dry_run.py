@@ -100,12 +100,16 @@ def cases_of(
 
 
 def prices_of_cases(prices: Sequence[Price]) -> dict[str, Price]:
-    """The price of a call to one of several environments, by the name of the case: their mean and highest."""
-    mean_price = Price(
-        fmean(price.tokens_in for price in prices), fmean(price.tokens_out for price in prices)
-    )
-    highest_price = max(prices, key=lambda price: price.tokens_in + price.tokens_out)
-    return {"likely": mean_price, "high": highest_price}
+    """The price of a call to one of several environments, by the name of the case: their mean and highest.
+
+    The highest price takes input and output from different environments, if each is the dearest in one.
+    """
+    tokens_in = [price.tokens_in for price in prices]
+    tokens_out = [price.tokens_out for price in prices]
+    return {
+        "likely": Price(fmean(tokens_in), fmean(tokens_out)),
+        "high": Price(max(tokens_in), max(tokens_out)),
+    }
 
 
 def estimate(config: TrainConfig) -> str:

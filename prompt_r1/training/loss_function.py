@@ -43,9 +43,10 @@ def loss_of_run(config: TrainConfig, *, importance_cap: float) -> LossFunction:
         return partial(default, **settings)
     function = find_loss(config.loss_function)
     where = f"--loss-function {config.loss_function}"
+    without = "" if config.kl_coef else ", called without columns.reference (--kl-coef 0),"
 
     def own_loss(logprobs: Tensor, columns: LossColumns) -> Loss:
-        with user_code(where):
+        with user_code(where + without):
             loss = function(logprobs, columns, **settings)
         if problem := problem_of(loss, logprobs):
             raise UsageError(f"{where} returned {problem}")

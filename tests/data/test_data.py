@@ -95,6 +95,10 @@ def test_the_kind_of_a_question_follows_from_the_name_of_its_dataset(tmp_path: P
         rows = [{"question": "Q?", "answer": "A", "dataset": dataset} for dataset in datasets]
         found = [(question.dataset, question.kind) for question in load_questions(jsonl(tmp_path, *rows))]
         assert found == [(dataset, kind) for dataset in datasets]
+    # Search-R1's files have question, golden_answers and data_source.
+    row = {"question": "Q?", "golden_answers": ["A"], "data_source": "wp"}
+    [question] = load_questions(jsonl(tmp_path, row))
+    assert (question.dataset, question.kind, question.extra) == ("WritingPrompts", "text", {})
 
 
 def test_a_byte_order_mark_crlf_blank_lines_and_unicode_line_separators_are_accepted(tmp_path: Path) -> None:
@@ -284,6 +288,7 @@ def test_the_first_field_of_answers_counts(tmp_path: Path) -> None:
         ("['a' 'b']", r"a list that is not JSON, .*write it as \[\"Paris\", \"City of Paris\"\]"),
         ("['a', 'b']", "a list that is not JSON"),
         ('["a"', "a list that is not JSON"),
+        ('["a", ' + "[" * 200_000, "a list that is not JSON"),
         ("It is 6.\n#### 6", "a whole solution with ####: .*data convert --from gsm8k --in FILE"),
         (["It is 6.\n#### 6"], "a whole solution with ####"),
         (True, "not bool"),

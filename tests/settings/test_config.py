@@ -148,6 +148,12 @@ def test_code_is_imported_only_if_the_command_line_names_it(tmp_path, monkeypatc
     sys.modules.pop("stranger")
 
 
+def test_texts_for_a_model_name_no_code(tmp_path):
+    """A bug: a system message that mentions py:x was refused, as if it were imported."""
+    (tmp_path / "own.yaml").write_text("data: mini\nenv_system: Explain py:modules and py:x.\n")
+    assert "py:x" in train_config(["--config", str(tmp_path / "own.yaml")]).env_system
+
+
 @pytest.mark.parametrize("typed", ["", "m@http://gpu7/v1", "none"])
 def test_an_environment_of_a_config_file_is_not_trusted(tmp_path, monkeypatch, typed):
     """The key is not sent to a URL that a file names: it may come from a stranger."""

@@ -165,7 +165,7 @@ MISTAKES = [
     ),
     (
         "no_reference",
-        r"raised TypeError: .* \(own_loss.py, line "
+        r"called without columns.reference \(--kl-coef 0\), raised TypeError: .* \(own_loss.py, line "
         f"{line_of('    return loss_of(columns.reference - logprobs, columns)')}\\)$",
     ),
     ("not_a_number", "returned the total nan for 9 tokens"),
