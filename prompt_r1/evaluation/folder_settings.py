@@ -21,17 +21,20 @@ from prompt_r1.settings.agent import MINI_AGENT, is_mini_data
 from prompt_r1.settings.fields import experiment_values, read_mapping
 
 SETTINGS = "config.yaml"
+DEPENDENCIES = ("request to ", "game of ", "digest of ")  # So the names of `dependencies_of` begin.
 
 
 def check_kept(folder: Path, values: Mapping[str, Any]) -> None:
     """Raise UsageError if a folder's config.yaml has other values under these names."""
     kept = contents_of(folder)
     for name, value in values.items():
-        if kept.get(name, value) != value:
-            raise UsageError(
-                f"--out {folder}: its answers were made with {name} = {kept[name]!r}, not {value!r}: give "
-                "another --out"
-            )
+        if kept.get(name, value) == value:
+            continue
+        if name.startswith(DEPENDENCIES):  # The values would say nothing to a person.
+            problem = f"{name} has changed since its answers"
+        else:
+            problem = f"its answers were made with {name} = {kept[name]!r}, not {value!r}"
+        raise UsageError(f"--out {folder}: {problem}: give another --out")
 
 
 def contents_of(folder: Path) -> dict[str, Any]:

@@ -58,7 +58,8 @@ async def make_method(
     if method.algorithm is not None:
         optimizer = evaluation.open_optimizer(system, method.algorithm, account)
         try:
-            await check_servers(optimizer)
+            if evaluation.config.optimizer_env:  # Without it, the environment writes prompts, and is checked.
+                await check_servers(optimizer)
             prompts = await find_prompts(evaluation, system, method.algorithm, environment, optimizer)
         finally:
             await optimizer.close()

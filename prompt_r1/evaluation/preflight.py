@@ -23,9 +23,9 @@ from prompt_r1.pair.settings import with_settings_of_training
 from prompt_r1.programs.command_line import command
 from prompt_r1.programs.files import make_folder
 from prompt_r1.programs.launcher import check_device
-from prompt_r1.settings.agent import MINI_AGENT, all_mini_data
+from prompt_r1.settings.agent import MINI_AGENT, all_mini_data, is_mini_data
 from prompt_r1.settings.flags import given_values
-from prompt_r1.settings.functions import import_metric
+from prompt_r1.settings.functions import OBJECT_PREFIX, import_metric
 from prompt_r1.types import Question
 
 
@@ -271,6 +271,11 @@ def data_for(config: EvaluateConfig, systems: Iterable[System], seed: int) -> Da
     default = ("mini",) if all_mini_data(config.data) else ()
     train = config.train_data or default
     validation = config.val_data or default
+    # The folder keeps these names, so a wrong name is refused also if no method of this command reads it.
+    for name in (*train, *validation):
+        is_path = not is_mini_data(name) and not name.startswith(("hf:", OBJECT_PREFIX))
+        if is_path and not Path(name).exists():
+            raise UsageError(f"{name}: there is no such file")
     methods = [system.method for system in systems if METHODS[system.method].needs_training]
     if not methods:
         return Data([], [])

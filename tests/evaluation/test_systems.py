@@ -183,7 +183,7 @@ def test_runs_share_the_answers_of_their_start_only_if_it_plays_the_same_game(ag
     (tmp_path / FILE).touch()
     for same in (first, second):
         keep_settings(evaluation_of(config, same))
-    with pytest.raises(UsageError, match="made with game of "):
+    with pytest.raises(UsageError, match="game of .* has changed"):
         keep_settings(evaluation_of(config, {"runs/b": changed}))
 
 
@@ -269,7 +269,7 @@ def test_a_folder_refuses_answers_of_an_environment_that_was_asked_with_other_se
     changed = replace(agents["runs/b"], config=replace(agents["runs/b"].config, **change))
     keep_settings(evaluation_of(config, {"runs/a": agents["runs/a"]}))
     keep_settings(evaluation_of(config, {"runs/b": agents["runs/b"]}))
-    with pytest.raises(UsageError, match="made with request to large = "):
+    with pytest.raises(UsageError, match="request to large has changed"):
         keep_settings(evaluation_of(config, {"runs/b": changed}))
 
 
@@ -401,10 +401,17 @@ def test_a_folder_refuses_answers_with_other_settings(evaluate_here, other, sent
     assert Path("out/config.yaml").read_text() == kept
 
 
+def test_a_file_that_is_not_there_is_refused_although_no_method_reads_it(evaluate_here):
+    """A bug: the wrong name was kept with the answers, so the right one was refused after they were paid."""
+    with pytest.raises(UsageError, match=r"^valid\.jsonl: there is no such file"):
+        evaluate_here("--val-data", "valid.jsonl", "--out", "other")
+    assert not Path("other").exists()
+
+
 def test_a_folder_refuses_answers_after_a_file_has_changed(evaluate_here):
     """Only the names of the files were compared, so the answers of the old prompt were reused."""
     Path("train.jsonl").write_text('{"question": "What?", "answer": "Bob"}\n')
-    with pytest.raises(UsageError, match=r"digest of train\.jsonl = .*--out"):
+    with pytest.raises(UsageError, match=r"digest of train\.jsonl has changed since its answers: .*--out"):
         evaluate_here()
 
 
@@ -419,7 +426,7 @@ def test_a_changed_model_of_a_pool_is_noticed(tmp_path, changed):
     evaluation = evaluation_of(config, {})
     keep_settings(evaluation)
     save_weights(tmp_path / changed / "model.safetensors", "after")
-    with pytest.raises(UsageError, match=f"{changed} = .*--out"):
+    with pytest.raises(UsageError, match=f"{changed} has changed .*--out"):
         keep_settings(evaluation)
 
 
@@ -618,11 +625,11 @@ def test_a_folder_remembers_the_contents_of_all_earlier_commands(tmp_path):
     keep_settings(second)
     save_weights(tmp_path / "a/agent/model.safetensors", "new weights")
     keep_settings(second)
-    with pytest.raises(UsageError, match="a/agent = "):
+    with pytest.raises(UsageError, match="a/agent has changed"):
         keep_settings(first)
     # A bug: a method that asks only the start was added, and the table showed the old answers of the agent.
     untrained = replace(first.config, method=("untrained",))
-    with pytest.raises(UsageError, match="a/agent = "):
+    with pytest.raises(UsageError, match="a/agent has changed"):
         keep_settings(evaluation_of(untrained, find_agents(untrained)))
 
 
@@ -730,10 +737,9 @@ def test_the_digest_of_an_agent_covers_its_model_and_the_settings_of_its_trainin
     assert len(set(digests)) == 5
 
 
-def test_questions_that_prepare_methods_are_read_only_if_a_method_needs_them(tmp_path):
+def test_questions_that_prepare_methods_are_read_only_if_a_method_needs_them():
     """Files of training questions are large, and a function of the user may pay for its rows."""
-    missing = str(tmp_path / "missing.jsonl")
-    config = EvaluateConfig(env=("large",), train_data=(missing,))
+    config = EvaluateConfig(env=("large",), train_data=("py:missing:rows",))
     assert data_for(config, [System("direct", "large"), System("cot", "large")], 0) == Data([], [])
     with pytest.raises(UsageError, match="missing"):
         data_for(config, [System("direct", "large"), System("sft")], 0)
