@@ -183,7 +183,7 @@ def test_runs_share_the_answers_of_their_start_only_if_it_plays_the_same_game(ag
     (tmp_path / FILE).touch()
     for same in (first, second):
         keep_settings(evaluation_of(config, same))
-    with pytest.raises(UsageError, match="game of .* has changed"):
+    with pytest.raises(UsageError, match=r"game of .* has changed"):
         keep_settings(evaluation_of(config, {"runs/b": changed}))
 
 
