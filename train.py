@@ -9,8 +9,8 @@ One step of Prompt-R1 (paper, section 3), in the loop of `train`:
     write down games, metrics, validation, the best agent, a checkpoint              record.write_down
 
 Reward, advantages and loss are the paper's, or what the user names in their place: `run.own_reward`,
-`run.own_advantages` and `run.loss_function`. Every rank runs this loop, and plays its own questions. The
-ranks exchange games and gradients in the update, and what they measured when the step is written down.
+`run.own_advantages` and `run.loss_function`. Every rank runs this loop, and plays its own questions. In
+the update, the ranks exchange games and gradients. When the step is written down, they add up their metrics.
 """
 
 from collections.abc import Mapping, Sequence
@@ -92,14 +92,16 @@ def train(run: Run, record: Record) -> None:
                     output = policy(batch.packed)
                     # In the first mini-batch the weights have not moved: its own forward is π_old.
                     old = output.logprobs.detach() if batch.old is None else batch.old
-                    # The reference is the frozen start. With kl_coef 0 there is none, and `grpo_loss`
-                    # measures the KL to π_old.
+                    # The reference is a frozen copy of the agent before training. With kl_coef 0 there is none,
+                    # and `grpo_loss` measures the KL to π_old.
                     reference = run.reference_logprobs(batch.packed)
                     columns = batch.columns(old=old, reference=reference)
                     loss = run.loss_function(output.logprobs, columns)
                     loss.total.backward()
                     stats.add(batch, output, loss)
-                if index == 0:  # The engine must have played with the weights that learn.
+                if index == 0:
+                    # Engine and policy must give the tokens of the games the same log-probabilities.
+                    # Otherwise, the engine played with other weights than those that learn.
                     check_gap(policy, ranks, stats, run.gap_limit)
                 optimizer_step(policy, run.optimizer, ranks, stats)
             run.refresh()  # play the next games with the new weights

@@ -21,7 +21,7 @@ from prompt_r1.settings.agent import MINI_AGENT, is_mini_data
 from prompt_r1.settings.fields import experiment_values, read_mapping
 
 SETTINGS = "config.yaml"
-DEPENDENCIES = ("request to ", "game of ", "digest of ")  # So the names of `dependencies_of` begin.
+DEPENDENCIES = ("request to ", "game of ", "digest of ")  # the beginnings of the names
 
 
 def check_kept(folder: Path, values: Mapping[str, Any]) -> None:

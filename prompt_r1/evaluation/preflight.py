@@ -133,7 +133,7 @@ def choose_systems(
 ) -> dict[System, NamedAgent | None]:
     """The systems to evaluate, in the order of METHODS, each with its agent (see `Evaluation.systems`).
 
-    Raises UsageError for a method that --method names, but that an environment or an agent cannot serve, and
+    Raises UsageError for a method of --method that is impossible with one of the environments or agents, and
     for two agents that started from one model, but play other games.
     """
     systems: dict[System, NamedAgent | None] = {}

@@ -87,15 +87,14 @@ class PromptSearch:
     def may_go_on(self, step_calls: int, *, authors_stop: bool) -> bool:
         """Whether to take another step.
 
-        `step_calls` is the most calls that a step makes until it has scored its first new prompt. With a
-        limit of calls, the search goes on while the limit allows so many more, also beyond the authors'
+        `step_calls` is how many calls a step needs, at most, to score a new prompt. With a limit of calls, the search goes on while the limit allows so many more, also beyond the authors'
         number of steps. Without a limit, it ends when the authors' code ends (`authors_stop`).
         """
         if not self.may_call(step_calls):
             return False
         if authors_stop and not self.limit:
             return False
-        # A step makes more calls than `begin`. A limit too low for `begin` is too low for this step, too.
+        # `begin` needs fewer calls than a step. So if the limit allows a step, `begin` has scored a prompt.
         assert self.scores, "`begin` has not scored the seed prompt"
         is_perfect = all(score == 1 for score in self.scores[self.best()])
         return not is_perfect and self.attempts_without_new_prompt < PATIENCE

@@ -265,8 +265,8 @@ def draw_slots(kind: str, world: World, films: Sequence[str], rng: random.Random
 def _split_of(slots: Slots, world: World) -> str:
     """The split of a question of any kind but OOD_KINDS. Its wording does not matter.
 
-    A question about facts is for training unless its film is for tests. A word problem is for training unless
-    the last two bits of its digest are 0. The bit before them separates validation from test.
+    A question about facts is held out of training if its film is for tests, and a word problem if the last
+    two bits of its digest are 0. Of what is held out, the bit before them separates validation from test.
     """
     key = SPLIT_KEYS[type(slots)].format(**vars(slots))
     digest = _digest(f"{world.seed} {key}")

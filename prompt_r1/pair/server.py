@@ -129,7 +129,7 @@ class ChatServer:
             leaving.cancel()
 
     async def _events(self, asked: ChatRequest, head: Body) -> AsyncIterator[bytes]:
-        """The events of a game, which begins with the first of them.
+        """The events of a game. The game begins when the first event is read.
 
         The status 200 is sent before, so a failure is an event, too. If the client leaves, starlette cancels
         this generator.

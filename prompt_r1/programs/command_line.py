@@ -67,7 +67,7 @@ def end_imports() -> None:
 
 
 def run_program(main: Callable[[Settings], None], settings: Settings, *, then: str = "") -> NoReturn:
-    """Run `main`, and exit. `then`: what the same command does after a stop.
+    """Run `main`, and exit. `then` says what the same command does after a stop: "resumes from …".
 
     `settings` is the result of `read_settings`. A program whose `main` reads its settings itself, because it
     imports torch later or not at all, passes its arguments.
@@ -98,7 +98,7 @@ def errors_explained(then: str = "") -> Iterator[None]:
 
 
 def explain(error: BaseException, *, then: str = "") -> tuple[int, str]:
-    """The exit code of an error, and its sentence. `then`: what the same command does after a stop."""
+    """The exit code of an error, and its sentence. `then` says what the same command does after a stop."""
     after_a_stop = f"; the same command {then}" if then else ""
     match error:
         case UsageError():

@@ -13,13 +13,13 @@ def is_finite_number(value: object) -> TypeGuard[float]:
     return type(value) in (int, float) and -MAX_NUMBER < value < MAX_NUMBER  # type: ignore[operator]
 
 
-def check_values(read: Any) -> None:
+def check_values(made_from_file: Any) -> None:
     """Raise ValueError if a dataclass that was made from a file holds values of other types than its fields.
 
     Integers are counts, from 0 to MAX_AMOUNT. Other numbers are finite.
     """
-    for field in fields(read):
-        value = getattr(read, field.name)
+    for field in fields(made_from_file):
+        value = getattr(made_from_file, field.name)
         if not _is_value_of(field.type, value):
             raise ValueError(f"{field.name} is {value!r:.50}")
 

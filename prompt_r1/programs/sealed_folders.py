@@ -1,9 +1,9 @@
 """Write folders that are complete or absent, even if the process is killed while it writes.
 
 A folder is written under a temporary name, synced to the disk and renamed when it is complete. A kill while
-it is written leaves only the temporary folder, which the next writer beside it removes. If an older folder
-has the same name, it is moved aside first; after a kill between the two renames, `remove_leftovers` moves it
-back. A *sealed* folder also has a manifest, by which damage is found.
+it is written leaves only the temporary folder, which the next writer in the same place removes. If an older
+folder has the same name, it is moved aside first; after a kill between the two renames, `remove_leftovers`
+moves it back. A *sealed* folder also has a manifest, by which damage is found.
 
 These folders have a single writer. `build_folder` is for a cache, which several processes may fill.
 """

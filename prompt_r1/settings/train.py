@@ -23,8 +23,9 @@ from prompt_r1.settings.functions import OBJECT_PREFIX
 
 # In these settings, MODULE:FUNCTION names code of the user.
 FUNCTIONS = ("reward", "loss_function", "advantage_function")
-# In other settings, py:MODULE:NAME names it, alone or in a list.
-TEXTS = ("env_system", "env_args")  # Only the environment reads these.
+# These settings are texts for a model, and name no code.
+TEXTS = ("env_system", "env_args")
+# In all other settings, py:MODULE:NAME names code of the user, alone or in a list.
 NAME_OF_CODE = re.compile(rf"(^|[\s,]){OBJECT_PREFIX}")
 
 run_setting = partial(setting, group="the run", everyday=True)
@@ -188,14 +189,13 @@ def with_defaults(config: TrainConfig, given: Mapping[str, Any]) -> TrainConfig:
     Data with splits of its own is validated and tested on these. Of questions from files, a tenth is held out
     for validation, and there is no test. "none" means no questions.
     """
-    has_splits = all(has_own_splits(name) for name in config.data)
-    other_splits = config.data if has_splits else ()
+    data_has_splits = all(has_own_splits(name) for name in config.data)
     for flag, names in (("--val-data", config.val_data), ("--test-data", config.test_data)):
         for word in ("none", HELD_OUT):
             if word in names and len(names) > 1:
                 raise UsageError(f"{flag}: {word} must stand alone")
-    validation = given.get("val_data", other_splits or (HELD_OUT,))
-    test = given.get("test_data", other_splits)
+    validation = given.get("val_data", config.data if data_has_splits else (HELD_OUT,))
+    test = given.get("test_data", config.data if data_has_splits else ())
     max_new = config.max_new
     if config.without_environment and "max_new" not in given:
         max_new = config.max_tokens  # The only turn may be as long as a game.

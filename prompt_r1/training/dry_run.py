@@ -102,7 +102,7 @@ def cases_of(
 def prices_of_cases(prices: Sequence[Price]) -> dict[str, Price]:
     """The price of a call to one of several environments, by the name of the case: their mean and highest.
 
-    The highest price takes input and output from different environments, if each is the dearest in one.
+    The highest price joins the highest price of input and of output, which may be of two environments.
     """
     tokens_in = [price.tokens_in for price in prices]
     tokens_out = [price.tokens_out for price in prices]

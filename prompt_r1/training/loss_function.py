@@ -43,10 +43,11 @@ def loss_of_run(config: TrainConfig, *, importance_cap: float) -> LossFunction:
         return partial(default, **settings)
     function = find_loss(config.loss_function)
     where = f"--loss-function {config.loss_function}"
-    without = "" if config.kl_coef else ", called without columns.reference (--kl-coef 0),"
+    # With --kl-coef 0 there is no reference, which many losses use.
+    note = ", called without columns.reference (--kl-coef 0)," if config.kl_coef == 0 else ""
 
     def own_loss(logprobs: Tensor, columns: LossColumns) -> Loss:
-        with user_code(where + without):
+        with user_code(where + note):
             loss = function(logprobs, columns, **settings)
         if problem := problem_of(loss, logprobs):
             raise UsageError(f"{where} returned {problem}")

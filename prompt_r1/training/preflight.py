@@ -54,7 +54,7 @@ def read_training(arguments: list[str]) -> ChosenTraining:
         # The lock is only tried. The training takes it again, after its ranks have met.
         with (run / LOCK).open("a+") as file:
             claim(file, run)
-            # The training says which damaged checkpoints it skips.
+            # It says nothing here: the training itself names the damaged checkpoints that it skips.
             newest = newest_checkpoint(run, say=lambda damage: None)
             if newest is not None:
                 check_settings(newest, config)

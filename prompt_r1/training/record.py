@@ -88,7 +88,7 @@ class Record:
         with run.ranks.shared_errors():
             metrics = log.write_metrics(metrics)
 
-        # Save and export if this is due, but no untrained agent without a validation.
+        # Save and export if this is due; in step 0 only if the untrained agent was validated.
         agent = candidate_of(metrics)
         # A user's own reward decides before EM, because EM may know only one of several right answers.
         is_best = is_due and agent.is_better_than(self.state.best, reward_first=bool(config.reward))

@@ -42,6 +42,7 @@ def resume_run(run: Run) -> Record:
     found = ranks.on_first_rank(lambda: newest_checkpoint(run.folder, say=run.log.say))
     if found is not None:
         load_checkpoint(record, found)
+    # A line of metrics is final when nothing will be added to it. See `State`.
     trained, last_final = record.state.trained_step, record.state.last_final_step
     run.log.begin_after(trained, steps=config.steps)
     ranks.on_first_rank(lambda: trim_run(run.folder, trained=trained, last_final=last_final))
