@@ -92,8 +92,8 @@ def train(run: Run, record: Record) -> None:
                     output = policy(batch.packed)
                     # In the first mini-batch the weights have not moved: its own forward is π_old.
                     old = output.logprobs.detach() if batch.old is None else batch.old
-                    # The reference is a frozen copy of the agent before training. With kl_coef 0 there is none,
-                    # and `grpo_loss` measures the KL to π_old.
+                    # The reference is a frozen copy of the agent before training. With kl_coef 0 there is
+                    # none, and `grpo_loss` measures the KL to π_old.
                     reference = run.reference_logprobs(batch.packed)
                     columns = batch.columns(old=old, reference=reference)
                     loss = run.loss_function(output.logprobs, columns)

@@ -109,7 +109,7 @@ def mathqa(row: Fields) -> Draft:
 
 
 def squad(row: Fields) -> Draft:
-    """SQuAD v2. As in the paper, the contexts are left out. A question that the context does not answer has no gold."""
+    """SQuAD v2. As in the paper, contexts are left out. Questions that no context answers have no gold."""
     return _text(row, "question"), _golds(row["answers"]["text"])
 
 

@@ -31,7 +31,7 @@ class PagedBatch:
         """
         self.pool = pool
         self.sequences = list(new_tokens)
-        self.counts = [len(new) for new in new_tokens.values()]  # of the new tokens
+        self.counts = [len(new) for new in new_tokens.values()]  # new tokens of each sequence
         # The tokens of each sequence, the new ones included. `lengths` is the copy on the device.
         self.host_lengths = [len(sequence.tokens) + len(new) for sequence, new in new_tokens.items()]
         self.mask = cache(causal_mask)  # All layers share their masks.

@@ -78,7 +78,7 @@ class Client:
         self.slots = asyncio.Semaphore(concurrency)  # A call holds a slot while its requests are sent.
         self.time_limit = TimeLimit(source)
         self.paused_until = 0.0  # The server asked for no calls before this time of the event loop.
-        self.is_wait_reported = False  # since the last reply
+        self.is_wait_reported = False  # A reply resets it.
         self.counts = Counter[str]()  # since the last `take_metrics`; see COUNTED
 
     def estimate(self, messages: list[Message]) -> Spending:

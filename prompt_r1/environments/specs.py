@@ -121,7 +121,7 @@ class CheckedEnvironment:
 
     config: EnvironmentConfig
     openers: Sequence[Opener]  # one for each name of the SPEC
-    prices: Sequence[Price]  # of the same names
+    prices: Sequence[Price]  # one for each name
 
 
 def check_environment(

@@ -79,11 +79,11 @@ class Results:
         self.groups: dict[tuple[System, str], list[ScoredPrediction]] = {}
         self.kinds: dict[str, set[Kind]] = {}  # A dataset of the user may mix kinds.
         measured: set[str] = set()
-        for one in scored:
-            question = one.prediction.question
-            self.groups.setdefault((one.prediction.system, question.dataset), []).append(one)
+        for result in scored:
+            question = result.prediction.question
+            self.groups.setdefault((result.prediction.system, question.dataset), []).append(result)
             self.kinds.setdefault(question.dataset, set()).add(question.kind)
-            measured.update(one.metrics)
+            measured.update(result.metrics)
         # The paper's datasets come first, in the paper's order, then the others by name.
         order = dict.fromkeys([*TRAINED, *OUT_OF_DISTRIBUTION, *sorted(self.kinds)])
         self.datasets = [name for name in order if name in self.kinds]
@@ -110,14 +110,14 @@ class Results:
 
     def predictions(self, system: System, datasets: Sequence[str]) -> list[Prediction]:
         """A system's predictions on some datasets."""
-        return [one.prediction for one in self.scored(system, datasets)]
+        return [result.prediction for result in self.scored(system, datasets)]
 
     def scores(self, system: System, datasets: Sequence[str], metric: str) -> list[float]:
         """The score of each question: the mean over its repeats, without failed calls."""
         repeats: dict[Question, list[float]] = {}
-        for one in self.scored(system, datasets):
-            if metric in one.metrics:
-                repeats.setdefault(one.prediction.question, []).append(one.metrics[metric])
+        for result in self.scored(system, datasets):
+            if metric in result.metrics:
+                repeats.setdefault(result.prediction.question, []).append(result.metrics[metric])
         return [fmean(scores) for scores in repeats.values()]
 
     def macro_average(self, system: System, datasets: Sequence[str], metric: str) -> Rate | None:
@@ -195,8 +195,8 @@ def text_metrics(prediction: Prediction, *, official: bool) -> dict[str, float]:
 
 def add_similarity(scored: Sequence[ScoredPrediction], encoder: SentenceEncoder, *, official: bool) -> None:
     """Add SSim to the metrics of the free texts. All texts are embedded together."""
-    answered = [one for one in scored if not one.prediction.error]
-    texts = [one for one in answered if one.prediction.question.kind == "text"]
+    answered = [result for result in scored if not result.prediction.error]
+    texts = [result for result in answered if result.prediction.question.kind == "text"]
     answers = [text.prediction.answer or "" for text in texts]
     golds = [text.prediction.question.answers for text in texts]
     similarities = encoder.similarity(answers, golds, official=official)

@@ -50,14 +50,14 @@ class PromptSearch:
     name: str  # the method and the dataset
     environment: Environment
     optimizer: Environment
-    limit: int = 0  # of the calls of both models; 0: no limit
+    limit: int = 0  # the most calls of both models together; 0: no limit
     examples: int = 0  # how many questions score a prompt; 0: the authors' number
     seed: int = 0
     # The state of the search. A call counts when it begins, so also without a reply.
     questions: Sequence[Question] = ()  # the questions that score each prompt, which `begin` draws
     environment_calls: int = 0
     optimizer_calls: int = 0
-    attempts_without_new_prompt: int = 0  # since a new prompt was last tried
+    attempts_without_new_prompt: int = 0  # A new prompt resets them.
     tried: set[str] = field(default_factory=set)  # the prompts that were tried on any question
     scores: dict[str, list[float]] = field(default_factory=dict)  # prompt → score of each of `questions`
 
@@ -87,8 +87,9 @@ class PromptSearch:
     def may_go_on(self, step_calls: int, *, authors_stop: bool) -> bool:
         """Whether to take another step.
 
-        `step_calls` is how many calls a step needs, at most, to score a new prompt. With a limit of calls, the search goes on while the limit allows so many more, also beyond the authors'
-        number of steps. Without a limit, it ends when the authors' code ends (`authors_stop`).
+        `step_calls` is how many calls a step needs, at most, to score a new prompt. With a limit of calls,
+        the search goes on while the limit allows so many more, also beyond the authors' number of steps.
+        Without a limit, it ends when the authors' code ends (`authors_stop`).
         """
         if not self.may_call(step_calls):
             return False

@@ -54,7 +54,7 @@ def notes_on_texts(results: Results) -> list[str]:
 
     The paper's tables need none, because they report no EM of free texts.
     """
-    questions = {one.prediction.question for group in results.groups.values() for one in group}
+    questions = {result.prediction.question for group in results.groups.values() for result in group}
     texts = [question for question in questions if question.kind == "text"]
     if not texts:
         return []

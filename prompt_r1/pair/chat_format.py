@@ -71,17 +71,17 @@ def read_request(content: bytes) -> ChatRequest:
     temperature = given.get("temperature")
     if temperature is not None and not (is_finite_number(temperature) and temperature >= 0):
         raise bad_request("`temperature` must be a number, and at least 0")
-    for name, kind in (("stream", bool), ("seed", int)):
-        if (
-            given.get(name) is not None and type(given[name]) is not kind
-        ):  # `isinstance` takes true for an int.
-            raise bad_request(f"`{name}` must be of type {kind.__name__}")
+    stream, seed = given.get("stream"), given.get("seed")
+    if stream not in (None, False, True) or type(stream) is int:
+        raise bad_request("`stream` must be true or false")
+    if seed is not None and type(seed) is not int:  # `isinstance` would take true for an int.
+        raise bad_request("`seed` must be a whole number")
     return ChatRequest(
         model=given.get("model", ""),
         question=_question(given.get("messages")),
-        stream=bool(given.get("stream")),
+        stream=bool(stream),
         temperature=temperature,
-        seed=given.get("seed"),
+        seed=seed,
     )
 
 

@@ -42,7 +42,7 @@ class Setting:
     """A field of a config that flags and YAML files can set."""
 
     name: str
-    type: Any  # of its values; a setting of `int | None` takes integers, and None is its default
+    type: Any  # the type of its values. A setting of `int | None` takes integers, and None is its default.
     default: Any
     help: str  # its line in the help
     range: Range  # the range of a number
@@ -128,19 +128,19 @@ def flag_of(name: str) -> str:
 def experiment_values(config: Any) -> dict[str, Any]:
     """The values of the settings that define an experiment, as YAML holds them: a tuple is a list."""
     values = {}
-    for one in settings_of(config):
-        if one.defines_experiment:
-            value = getattr(config, one.name)
-            values[one.name] = list(value) if isinstance(value, tuple) else value
+    for entry in settings_of(config):
+        if entry.defines_experiment:
+            value = getattr(config, entry.name)
+            values[entry.name] = list(value) if isinstance(value, tuple) else value
     return values
 
 
 def check_ranges(config: Any) -> None:
     """Raise UsageError for a number in a config that is out of range. Flags and files are checked as read."""
-    for one in settings_of(config):
-        value = getattr(config, one.name)
-        if one.type in (int, float) and value is not None:
-            check_number(one.name, value, one.range)
+    for entry in settings_of(config):
+        value = getattr(config, entry.name)
+        if entry.type in (int, float) and value is not None:
+            check_number(entry.name, value, entry.range)
 
 
 def check_number(name: str, value: float, allowed: Range) -> None:
@@ -166,7 +166,7 @@ def read_mapping(path: Path) -> dict[str, object]:
 def read_yaml(path: Path, config_class: type[Any], *, all_known: bool = True) -> dict[str, Any]:
     """The settings of a config in a YAML file. Raises UsageError, with `all_known` also for unknown keys."""
     values = read_mapping(path)
-    known = {one.name: one for one in settings_of(config_class)}
+    known = {entry.name: entry for entry in settings_of(config_class)}
     unknown = sorted(values.keys() - known)
     if unknown and all_known:
         hint = did_you_mean(unknown[0], known) or "; `train.py --help-all` lists the settings"
@@ -179,7 +179,7 @@ def read_yaml(path: Path, config_class: type[Any], *, all_known: bool = True) ->
 
 def write_yaml(config: Any, path: Path) -> None:
     """Write every setting of a config to a file, so that the file is a complete record of the settings."""
-    values = {one.name: getattr(config, one.name) for one in settings_of(config)}
+    values = {entry.name: getattr(config, entry.name) for entry in settings_of(config)}
     replace_file(path, yaml.safe_dump(values, sort_keys=False, allow_unicode=True).encode())
 
 

@@ -101,7 +101,7 @@ def open_parts(
     check_question_lengths(questions.all, agent.codec, config.game)
     # Now the number of questions is known, so --epochs becomes a number of steps.
     config = with_steps(config, len(questions.training))
-    games_of_step = len(questions.of_rank(1, ranks)) * config.group_size  # of this rank
+    games_of_rank = len(questions.of_rank(1, ranks)) * config.group_size  # games of this rank in each step
     run = Run(
         config=config,
         folder=folder,
@@ -119,7 +119,7 @@ def open_parts(
         loss_function=loss_of_run(config, importance_cap=importance_cap_of(policy)),
         optimizer=make_optimizer(policy, config, ranks.device),
         gap_limit=gap_limit_of(policy),
-        log=open_log(config, folder, ranks, games=config.steps * games_of_step),
+        log=open_log(config, folder, ranks, games=config.steps * games_of_rank),
     )
     where = f"{ranks.count} × {ranks.device.type}"
     if ranks.device.type == "cpu":

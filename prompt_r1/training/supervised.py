@@ -67,7 +67,7 @@ def fine_tune_agent(
     if policy.device.type == "cuda":
         policy.checkpoint_activations()
     learned = within_cutoff(examples(agent.codec), config.cutoff, agent.codec)
-    metrics: dict[str, float] = {}  # of the last step
+    metrics: dict[str, float] = {}  # the metrics of the last step
     with (out / "metrics.jsonl").open("w", buffering=1) as file:
         for metrics in train_weights(policy, learned, config):
             file.write(json.dumps(metrics) + "\n")
