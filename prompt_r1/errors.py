@@ -8,8 +8,8 @@ class EnvError(Exception):
 class UsageError(Exception):
     """Wrong usage: one sentence that says what is wrong, where, and how to fix it (exit code 2).
 
-    Every function that reads what a user gave may raise it. Docstrings name it where it is not plain what is
-    refused.
+    Every function that reads what a user gave may raise it. A docstring mentions it only where the reader
+    could not guess which input is refused.
     """
 
 

@@ -51,7 +51,7 @@ def _is_the_same_text(prediction: str, gold: str) -> bool:
 
 
 def _without_marks_around(text: str) -> str:
-    """A text as "(A)" becomes "a". A text of marks alone, as "$", stays."""
+    """Strip the marks around a text: "(A)" becomes "a". A text that has only marks, such as "$", stays."""
     plain = plain_characters(text).strip().casefold()
     return plain.strip(AROUND) or plain
 

@@ -47,8 +47,8 @@ def normalise(text: str) -> str:
 
 # Parts of the patterns. The text is in lower case.
 #
-# Some patterns have two alternatives, and what they match is replaced by group 1. The group is in the first
-# alternative, and stays. If the second alternative matches, the group is empty.
+# Some patterns have the form (KEPT)|DROPPED and the replacement \1: what KEPT matches stays, and what DROPPED
+# matches vanishes, because it leaves group 1 empty.
 LETTER = r"[^\W\d_]"
 WORD = (
     rf"(?<!\\)(?<!{LETTER})"  # from its first letter on, but no command of LaTeX (\theta)
@@ -90,20 +90,28 @@ def _join_operands(text: str) -> str:
 
 def _drop_hyphens(text: str) -> str:
     """Drop hyphens and dashes. The marks - that remain are minus signs."""
-    # Hyphens after a word, and before one: covid-19 → covid19, x-ray → xray, but not x-1.
-    text = re.sub(rf"({WORD})-+(?=\w)|(?<=\w)-+(?={WORD})", r"\1", text)
-    # Dashes after a word, and before one: world war ii - 1939 → world war ii 1939, but not x - 1.
-    text = re.sub(rf"({WORD}) -+ |(?<!\S)-+ (?={WORD})", r"\1 ", text)
+    # Hyphens: covid-19 → covid19, x-ray → xray, but not x-1. Group 1 is the word, which stays.
+    after_a_word = rf"({WORD})-+(?=\w)"
+    before_a_word = rf"(?<=\w)-+(?={WORD})"
+    text = re.sub(f"{after_a_word}|{before_a_word}", r"\1", text)
+    # Dashes: world war ii - 1939 → world war ii 1939, but not x - 1. One blank stays.
+    after_a_word = rf"({WORD}) -+ "
+    before_a_word = rf"(?<!\S)-+ (?={WORD})"
+    text = re.sub(f"{after_a_word}|{before_a_word}", r"\1 ", text)
     # Ranges: 18-20 → 18 20, 50% - 60% → 50 60%, but not x^2-1.
     return re.sub(rf"(?<![\w.^])({NUMBER})%? ?-+ ?{BEFORE_NUMBER}", r"\1 ", text)
 
 
 def _join_signs(text: str) -> str:
     """Drop the blanks around signs and comparisons, and the brackets after them: x - 1 → x-1, t > 0 → t>0."""
-    # A blank stays after a word: it is < 5 → it is <5
-    text = re.sub(rf"({WORD} )|(?<!\+) (?={SIGN})", r"\1", text)
-    # A blank stays after a name that ends with a sign: disney+ and hulu, c++ language
-    return re.sub(rf"({LETTER}[-+] (?={WORD})|\+\+ )|(?<={SIGN}){OPENING}+", r"\1", text)
+    # Before a sign, a blank is dropped, unless it follows a word or a plus: it is < 5 → it is <5
+    kept = rf"{WORD} "
+    dropped = rf"(?<!\+) (?={SIGN})"
+    text = re.sub(f"({kept})|{dropped}", r"\1", text)
+    # After a sign, blanks are dropped, unless the sign ends a name: disney+ and hulu, c++ language
+    kept = rf"{LETTER}[-+] (?={WORD})|\+\+ "
+    dropped = rf"(?<={SIGN}){OPENING}+"
+    return re.sub(f"({kept})|{dropped}", r"\1", text)
 
 
 def _drop_marks(text: str) -> str:

@@ -127,9 +127,9 @@ class Codec:
         # The <think> that the template itself writes at the start of every turn of the agent, or "".
         self.opened = opened_think(self.frame.generation)
         self.encoder = PieceEncoder(tokenizer)
-        # A template may write <|im_end|>\n<|im_start|>user\n<interaction_response> before a reply. Then
-        # `_close` is <|im_end|>, and `_reply_head` is the rest. The agent usually ends its message itself, so
-        # `_close` is added only if the turn was cut off.
+        # Before a reply stand the template's markers, such as <|im_end|>\n<|im_start|>user\n, and our tag
+        # <interaction_response>. In this example, `_close` is <|im_end|>, and `_reply_head` is the rest. The
+        # agent usually ends its message itself, so `_close` is added only if the turn was cut off.
         before_reply = self.encoder.trusted(self.frame.between + "<interaction_response>")
         # In some tokenizers, as in the mini agent's, the tags are added tokens. They end no message.
         self._close = closing_tokens(before_reply, tokenizer, not_ends=TAGS)
@@ -165,7 +165,8 @@ class Codec:
         """Drop a partial character at the end. It has at most 3 bytes of UTF-8, so at most 3 tokens."""
         for dropped in range(4):
             kept = tokens[: len(tokens) - dropped]
-            if kept and not decode(self.tokenizer, kept).endswith("\ufffd"):  # as partial characters decode
+            # A partial character decodes to U+FFFD.
+            if kept and not decode(self.tokenizer, kept).endswith("\ufffd"):
                 return kept
         return tokens  # The text itself has the character U+FFFD here.
 
