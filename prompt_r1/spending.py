@@ -3,8 +3,8 @@
 A call may need several requests. Two sums count them:
 
     charged   what the requests may have cost: for limits, and for the user who pays
-    spent     what the replies cost: for rewards, metrics and tables. The sum of a game is the same if a
-              resumed run plays it again, with replies from the journal
+    spent     the calls, and what their replies cost: for rewards, metrics and tables. The sum of a game is
+              the same if a resumed run plays it again, with replies from the journal
 
     what happens                            is added to charged       is added to spent
 
@@ -14,6 +14,8 @@ A call may need several requests. Two sums count them:
     the server is busy, and bills nothing   nothing                   nothing
     the server refuses the request          one call without tokens   nothing
     a call fails, after its last request    nothing                   one call without tokens
+
+A failed call is one call in `spent`, however many requests it took: a resumed run may take more or fewer.
 """
 
 from dataclasses import dataclass
@@ -27,7 +29,7 @@ class Spending:
     tokens_in: int = 0
     tokens_out: int = 0
     usd: float = 0.0
-    lost_usd: float = 0.0  # The part of `usd` that attempts without a reply may have cost.
+    lost_usd: float = 0.0  # The part of `usd` that requests without a reply may have cost.
 
     @property
     def amounts(self) -> list[float]:
@@ -63,7 +65,7 @@ class Spending:
             parts.append(dollars(self.usd))
         text = ", ".join(parts)
         if self.lost_usd:
-            text += f" ({dollars(self.lost_usd)} of it estimated, for lost attempts)"
+            text += f" ({dollars(self.lost_usd)} of it estimated, for lost requests)"
         return text
 
     @property

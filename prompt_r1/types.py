@@ -94,7 +94,7 @@ class Trajectory:
     turns: list[Turn] = field(default_factory=list)
     stop: Stop | None = None  # None: the game has not ended.
     error: str = ""  # What `stop` does not say, such as why the environment failed.
-    # What the replies to this game cost, and what its requests may have cost. spending.py tells them apart.
+    # What the replies to this game cost, and what its requests may have cost. spending.py defines both sums.
     spent: Spending = field(default_factory=Spending)
     charged: Spending = field(default_factory=Spending)
     seconds: float = 0.0  # How long the game took.

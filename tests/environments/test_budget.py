@@ -309,7 +309,7 @@ async def cancel_first(asked: Environment) -> str:
 
 def test_a_call_that_is_cancelled_after_it_was_sent_is_charged_in_budget_and_journal(tmp_path) -> None:
     """A signal, another game's error or a client that has gone cancels calls that may be billed."""
-    with pytest.raises(OutOfBudget, match="estimated, for lost attempts"):
+    with pytest.raises(OutOfBudget, match="estimated, for lost requests"):
         asyncio.run(cancel_first(environment(CountingSource(), budget=Budget(max_calls=1))))
     roomy = environment(CountingSource(), folder=tmp_path, budget=Budget(max_calls=2))
     assert asyncio.run(cancel_first(roomy)) == "reply 2"

@@ -83,7 +83,7 @@ def test_the_key_is_in_no_file_and_no_output(faulty) -> None:
 def test_a_training_with_faults_in_three_calls_of_ten_ends_with_the_weights_of_a_clean_one(
     asking_agent, tmp_path
 ) -> None:
-    """Eight steps. Calls, lost attempts and dollars are those that the server counts."""
+    """Eight steps. Calls, lost requests and dollars are those that the server counts."""
     faults = [fault for fault in FAULTS if fault != "hang"]
     clean = FaultyServer()
     faulty = FaultyServer(fail=0.3, faults=faults, rng=random.Random(1))

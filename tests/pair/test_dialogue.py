@@ -105,7 +105,7 @@ def test_each_token_of_a_turn_is_decoded_a_few_times_however_long_the_turn_is():
 
 def test_spending_is_one_line_without_what_is_zero():
     assert str(Spending(1)) == "1 call" and str(Spending(0, 0, 5)) == "0 calls, 0 + 5 tokens"
-    line = "2 calls, 1,200 + 30 tokens, $0.5000 ($0.2500 of it estimated, for lost attempts)"
+    line = "2 calls, 1,200 + 30 tokens, $0.5000 ($0.2500 of it estimated, for lost requests)"
     assert str(Spending(2, 1200, 30, 0.5, lost_usd=0.25)) == line
 
 
