@@ -126,7 +126,7 @@ def as_shared(error: Exception, rank: int) -> Exception:
     """
     if isinstance(error, (UsageError, Resumable)):
         return error
-    if isinstance(error, OSError):  # `command_line.explain` tells a full disk from a bug.
+    if isinstance(error, OSError):  # `command_line.explain` explains some of them, such as a full disk.
         shared: Exception = error
     else:
         shared = RuntimeError(f"rank {rank} failed ({type(error).__name__}: {first_line(error)})")

@@ -88,7 +88,7 @@ def memory_left(device: torch.device) -> int:
     """The bytes that this process can still allocate on a device.
 
     On a GPU, room is kept for the next update. It needs as much memory as the peak since `forget_peak`. So
-    the peak is subtracted from all that the process can have, and not the memory in use. A training therefore
+    we subtract the peak, not the memory in use, from all that the process can have. A training therefore
     takes its memory in this order:
 
         1. load_policy       forgets the peak of earlier models, and loads the weights

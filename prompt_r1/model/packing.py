@@ -4,8 +4,8 @@ r"""Pack games into one row without padding.
                  \__________ group __________/
 
 A group has games with the same opening. Each token attends to the opening of its group, and to the earlier
-tokens of its own game. The last token of a game is only a target, so it is not in the row. A *column* is a
-place in the row.
+tokens of its own game. The last token of a game is only a target, so it is not in the row. The *place* of a
+token is its index in the row, and its *position* is its index in the game.
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ class Packed:
     tokens: Tensor  # (T,) int64
     positions: Tensor  # (T,) the position of each token in its game
     segments: Sequence[Segment]
-    sources: Tensor  # (N,) the columns whose next-token distributions are scored
+    sources: Tensor  # (N,) the places whose next-token distributions are scored
     targets: Tensor  # (N,) int64, the scored tokens: each follows the token in its source
 
     def row_attention(self) -> RowAttention:
@@ -79,28 +79,28 @@ def pack(groups: Sequence[Sequence[Trajectory]], device: torch.device) -> Packed
     segments: list[Segment] = []
     for games in groups:
         opening_length = games[0].opening_length
-        group_start = len(tokens)  # the column of the group's first token
+        group_start = len(tokens)  # the place of the group's first token
         for number, game in enumerate(games):
             opening = game.tokens[: game.opening_length]
             assert opening == games[0].tokens[:opening_length], "the games of a group share their opening"
-            # The game adds its tokens from `start` to `end`. Its last token is only a target.
-            start = 0 if number == 0 else opening_length
-            end = len(game.tokens) - 1
-            # columns[t] is the column of the game's token t. For example, the second game of a group begins
-            # in column 10. The group begins in column 0, with an opening of 4 tokens. Then the second game
-            # has the columns 0, 1, 2, 3, 10, 11, …
-            opening_columns = range(group_start, group_start + start)
-            own_columns = range(len(tokens), len(tokens) + end - start)
-            columns = [*opening_columns, *own_columns]
+            # The positions of the tokens that the game adds to the row. Only the first game of a group adds
+            # the opening. No game adds its last token, which is only a target.
+            added = range(0 if number == 0 else opening_length, len(game.tokens) - 1)
+            # places[t] is the place of the game's token t. For example, a group begins in place 0, with an
+            # opening of 4 tokens, and its second game begins in place 10. Then the second game has the places
+            # 0, 1, 2, 3, 10, 11, …
+            opening_places = range(group_start, group_start + added.start)
+            added_places = range(len(tokens), len(tokens) + len(added))
+            places = [*opening_places, *added_places]
             for position, sampled in enumerate(game.sampled):
                 if sampled:
-                    sources.append(columns[position - 1])  # The token before predicts the sampled token.
+                    sources.append(places[position - 1])  # The token before predicts the sampled token.
                     targets.append(game.tokens[position])
-            tokens += game.tokens[start:end]
-            positions += range(start, end)
+            tokens += game.tokens[added.start : added.stop]
+            positions += added
             # A later game with a single token after the opening adds nothing: this token is only a target.
-            if start < end:
-                segments.append(Segment(end - start, opening_length if start == 0 else None))
+            if added:
+                segments.append(Segment(len(added), opening_length if number == 0 else None))
     if not groups:
         tokens, positions, segments = [0], [0], [Segment(1, opening_length=0)]
     return Packed(
