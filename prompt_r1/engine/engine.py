@@ -205,14 +205,14 @@ class Engine:
         #    next token.
         new_tokens: dict[TokenSequence, list[int]] = {}
         sampling: list[Job] = []
-        columns: list[int] = []
+        last_tokens: list[int] = []  # their places in the row
         width = 0
         for job, count in counts.items():
             new_tokens[job.sequence] = job.next_tokens(count)
             width += count
             if count == job.uncached:
                 sampling.append(job)
-                columns.append(width - 1)
+                last_tokens.append(width - 1)
         # 2. Run one forward. If every job has one token, a CUDA graph can replay this decode step.
         if self._graphs is not None and self._graphs.fits(new_tokens):
             hidden = self._graphs(new_tokens)
@@ -221,7 +221,7 @@ class Engine:
         # 3. Sample.
         if not sampling:
             return {}
-        chosen = upload(columns, torch.int64, self._pool.device)
+        chosen = upload(last_tokens, torch.int64, self._pool.device)
         drawn = draw(
             self.policy.logits(hidden.index_select(0, chosen)),
             temperatures=[job.temperature for job in sampling],

@@ -1,7 +1,7 @@
 """The KV cache in blocks, as in vLLM.
 
     pool          blocks of S tokens, with the keys and values of all layers
-    block table   the blocks of a sequence. Its token t is in row t % S of block block_table[t // S]
+    block table   the blocks of a sequence. Its token t is at offset t % S in block block_table[t // S]
     ref count     how many sequences use a block
 
 A new sequence may begin with a prefix of a cached sequence. Both sequences then use the full blocks of the
@@ -48,14 +48,14 @@ class BlockPool:
         """Allocate `blocks` blocks, each for the keys and values of `block_size` tokens of the policy."""
         device, dtype = policy.device, policy.compute_dtype
         layers, kv_heads, dim = shape_of_a_token(policy.model.config)
-        # The shape is (keys and values, layers, blocks, rows, key heads, D). On a CPU, heads come before rows
-        # in memory: attention reads the rows of a head fastest if they are contiguous.
+        # The shape is (keys and values, layers, blocks, S, key heads, D). On a CPU, heads come before tokens
+        # in memory: attention reads the tokens of a head fastest if they are contiguous.
         if device.type == "cpu":
             heads_first = (2, layers, blocks + 1, kv_heads, block_size, dim)
             self.cache = torch.empty(heads_first, dtype=dtype, device=device).transpose(3, 4)
         else:
-            rows_first = (2, layers, blocks + 1, block_size, kv_heads, dim)
-            self.cache = torch.empty(rows_first, dtype=dtype, device=device)
+            tokens_first = (2, layers, blocks + 1, block_size, kv_heads, dim)
+            self.cache = torch.empty(tokens_first, dtype=dtype, device=device)
         self.keys, self.values = self.cache
         self.device = device
         self.flash = can_use_flash(device, dtype, head_dim=dim)

@@ -43,7 +43,7 @@ class PagedBatch:
         tokens: list[int] = []
         positions: list[int] = []
         blocks: list[int] = []
-        rows: list[int] = []
+        offsets: list[int] = []
         starts = [0]
         block_tables: list[list[int]] = []
         for sequence, new in new_tokens.items():
@@ -53,24 +53,24 @@ class PagedBatch:
             tokens += new
             positions += new_positions
             blocks += [table[position // pool.block_size] for position in new_positions]
-            rows += [position % pool.block_size for position in new_positions]
+            offsets += [position % pool.block_size for position in new_positions]
             starts.append(len(tokens))
             # While a prompt is computed in chunks, its sequence already has blocks for the whole prompt.
             used = table[:table_length]
             block_tables.append(used + [pool.spare] * (table_length - len(used)))
 
-        # (4, T) and its rows: the new tokens, their positions, and the block and row that each is written to.
-        self.columns = upload([tokens, positions, blocks, rows], torch.int64, pool.device)
-        self.tokens, self.positions, self.blocks, self.rows = self.columns
-        # (B + 1,) the first column of each sequence, then T
+        # (4, T) for each new token: its id, its position, and the block and the offset it is written to.
+        self.new_tokens = upload([tokens, positions, blocks, offsets], torch.int64, pool.device)
+        self.tokens, self.positions, self.blocks, self.offsets = self.new_tokens
+        # (B + 1,) where the new tokens of each sequence start, then T
         self.starts = upload(starts, torch.int32, pool.device)
         self.lengths = upload(self.host_lengths, torch.int32, pool.device)  # (B,)
         self.block_tables = upload(block_tables, torch.int32, pool.device)  # (B, blocks of `longest`)
 
     @property
     def tensors(self) -> list[Tensor]:
-        """The tensors that a CUDA graph reads. Tokens, positions, blocks and rows are views of `columns`."""
-        return [self.columns, self.starts, self.lengths, self.block_tables]
+        """The tensors that a CUDA graph reads. The first one holds tokens, positions, blocks and offsets."""
+        return [self.new_tokens, self.starts, self.lengths, self.block_tables]
 
     def row_attention(self) -> RowAttention:
         """The attention of a forward over this batch."""
@@ -84,8 +84,8 @@ class PagedBatch:
         Queries (H, T, D) → (T, H, D).
         """
         keys, values = self.pool.keys[layer], self.pool.values[layer]
-        keys[self.blocks, self.rows] = key.transpose(0, 1).to(keys.dtype)
-        values[self.blocks, self.rows] = value.transpose(0, 1).to(values.dtype)
+        keys[self.blocks, self.offsets] = key.transpose(0, 1).to(keys.dtype)
+        values[self.blocks, self.offsets] = value.transpose(0, 1).to(values.dtype)
         query = query.transpose(0, 1).to(keys.dtype)
         if self.pool.flash:
             return _flash(layer, query, self, scale, window)
@@ -95,10 +95,10 @@ class PagedBatch:
     def first_blocks(self) -> list[list[tuple[Tensor, Tensor]]]:
         """Views of each sequence's first block: for each layer, its keys and its values.
 
-        Each view is (1, Hkv, rows, D). They are made once for a step, because slicing the cache in every
+        Each view is (1, Hkv, tokens, D). They are made once for a step, because slicing the cache in every
         layer would take longer than attention to a short game.
         """
-        cache = self.pool.cache.transpose(3, 4)  # (keys and values, layers, blocks, Hkv, rows, D)
+        cache = self.pool.cache.transpose(3, 4)  # (keys and values, layers, blocks, Hkv, S, D)
         views: list[list[tuple[Tensor, Tensor]]] = []
         for sequence, length in zip(self.sequences, self.host_lengths, strict=True):
             block = sequence.block_table[0]

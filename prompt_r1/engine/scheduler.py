@@ -1,11 +1,13 @@
 """What the engine computes next: jobs, blocks, tokens.
 
-Jobs are admitted, and get blocks, in the order of their sequences' age, the oldest first. A job takes free
-blocks. If there are too few, it evicts newer sequences: first sequences that wait for a reply, then running
-ones, the newest first in both cases. (A job that runs alone may also evict older sequences.) A running job
-whose sequence is evicted is preempted: it keeps its sampled tokens and waits again, and when it is admitted,
-their keys and values are recomputed. So the oldest game never waits for memory, no game starves, and little
-is computed twice.
+    admission    Jobs are admitted, and get blocks, in the order of their sequences' age, the oldest first.
+    eviction     A job takes free blocks. If there are too few, it evicts newer sequences: first those that
+                 wait for a reply, then those that run, the newest first in both cases.
+    exception    A job that runs alone may also evict older sequences.
+    preemption   If the sequence of a running job is evicted, the job keeps its sampled tokens and waits
+                 again. When it is admitted, it recomputes the keys and values of its tokens.
+
+So the oldest game never waits for memory, no game starves, and little is computed twice.
 
 The prompts of admitted jobs are computed shortest first, because a job with a short prompt can soon decode
 beside the others.
@@ -147,9 +149,9 @@ class Scheduler:
             insort(self.running, job, key=_age)
 
     def _is_being_computed(self, job: Job, shared: int) -> bool:
-        """Whether a running job computes a longer prefix of this job than the `shared` cached tokens.
+        """Whether a running job will soon cache a longer prefix of this job than the `shared` tokens.
 
-        Then this job waits until the prefix is cached, and starts from it.
+        If so, this job waits for that prefix and starts from it.
         """
         length = shared + MIN_SHARED_TOKENS
         if len(job.tokens) < length:
@@ -257,8 +259,8 @@ class Scheduler:
         """The sequences that a job may evict, in the order in which they are evicted.
 
         Sequences that are newer than the job's come first: those that do not run, then those that run, each
-        from the newest on. If no other job runs, the older ones follow, from the newest on. None of them
-        runs, and while they keep their blocks, the engine may have nothing to compute.
+        from the newest on. If no other job runs, the older ones follow, from the newest on: otherwise the
+        engine could stand still.
         """
         running = {other.sequence for other in self.running}
         candidates = self._cached - {job.sequence, keep}
