@@ -93,12 +93,12 @@ class Budget:
         self, *, max_calls: int = 0, max_usd: float = 0.0, charged: Spending | None = None, ranks: int = 1
     ) -> None:
         self.charged = charged or Spending()
-        self.before = self.charged  # This stays: what earlier processes were charged.
+        self.charged_before = self.charged  # what earlier processes were charged
         self.max_calls = max_calls
         self.max_usd = max_usd
         self._ranks = ranks
-        self._calls_of_rank = _share(max_calls, self.charged.calls, ranks)
-        self._usd_of_rank = _share(max_usd, self.charged.usd, ranks)
+        self._calls_of_rank = _highest_charged(max_calls, self.charged.calls, ranks)
+        self._usd_of_rank = _highest_charged(max_usd, self.charged.usd, ranks)
         self._reserved = Spending()
         self._settled = asyncio.Event()  # The next request that ends sets it, and wakes those that wait.
 
@@ -136,9 +136,14 @@ class Budget:
         return ""
 
 
-def _share(limit: float, charged: float, ranks: int) -> float:
-    """What `charged` of a rank may reach: what it began with, and the rank's share of the rest."""
-    return charged + (limit - charged) / ranks if limit else math.inf
+def _highest_charged(limit: float, charged_before: float, ranks: int) -> float:
+    """The highest `charged` of a rank.
+
+    It is all that was charged before, which every rank knows, plus the rank's share of what is left.
+    """
+    if not limit:
+        return math.inf
+    return charged_before + (limit - charged_before) / ranks
 
 
 @dataclass

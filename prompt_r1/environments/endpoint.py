@@ -39,8 +39,9 @@ OPENAI_URL = "https://api.openai.com/v1"
 CONNECT_SECONDS = 30.0
 MAX_BYTES = 2_000_000  # the largest response; more than most models can write
 MAX_PORT = 65535
-# A model's name has no blank ("gpt 4"), no URL ("http://host/v1"), and no host after an @, which lacks its
-# http:// ("m@localhost:8000", "m@10.0.0.1"). Another @ may be part of a name ("m@latest").
+# A model's name has no blank ("gpt 4") and no URL ("http://host/v1"). What follows an @ must not look like a
+# host ("m@localhost:8000", "m@10.0.0.1"): such a name is a MODEL@URL without http://. Any other @ may be part
+# of a name ("m@latest").
 NOT_IN_A_NAME = re.compile(r"\s|://|@(localhost|[^@]*[.:])")
 
 

@@ -46,8 +46,9 @@ from prompt_r1.types import Message
 
 logger = logging.getLogger(__name__)
 
-# A request is estimated from above, because a budget may end early, but not late. If nothing limits a reply,
-# LONG_REPLY tokens are assumed. The reply may be longer, so a limit of dollars is refused then (specs.py).
+# The estimate of a request is never too low: a run may stop early, but may not exceed its budget. If nothing
+# limits a reply, LONG_REPLY tokens are assumed. The reply may be longer, so specs.py then refuses a limit of
+# dollars.
 LONG_REPLY = 1024
 FRAME_TOKENS = 20  # The role and the markers of a message have at most this many tokens.
 
@@ -59,7 +60,7 @@ NO_GAME = Caller()  # A call that no game makes.
 
 # What is counted for the metrics. A call may need several requests.
 COUNTED = (
-    "paid",  # calls that were sent: that are not answered from the journal. Some of them cost nothing
+    "paid",  # calls that were sent, because their reply was not in the journal; some cost nothing
     "failed_requests",  # requests without a reply
     "lost",  # failed requests that may have been billed
     "reused",  # calls whose reply was in the journal
@@ -179,14 +180,15 @@ class Environment:
         try:
             async with self._one_at_a_time(call.key):
                 if recorded := self.journal.reply(call.key):
-                    reply, paid = recorded
+                    reply, cost = recorded
                     client.counts["reused"] += 1
-                    call.bill.spent += paid
+                    call.bill.spent += cost
                 else:
                     with self._failed_calls.watch():
                         reply = await self._send(call)
         except (EnvError, Resumable):
-            # It counts as one call without tokens, because a resumed run may need more or fewer requests.
+            # A resumed run may repeat the call with another number of requests, and `spent` must be the same.
+            # So a failed call is always one call without tokens.
             call.bill.spent += Spending(calls=1)
             client.counts["errors"] += 1
             raise

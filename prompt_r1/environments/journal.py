@@ -1,7 +1,7 @@
 """The journal: a resumed run pays for no reply twice.
 
-Each rank appends JSON lines to a file of its own. It reads the files of the other ranks only at the start, so
-ranks that make equal calls later pay for each of them.
+Each rank appends JSON lines to a file of its own. It reads the files of the other ranks only at the start. So
+if two ranks make the same call during a run, both pay.
 
 A call may need several requests. Each request has a number, in the field "call" of its lines. Before it is
 sent, a line says what it costs if the process is killed now. When it has ended, a line with the same
@@ -29,8 +29,8 @@ from prompt_r1.spending import Spending
 class Journal:
     """Reads all files of `folder`, and writes to its rankN.jsonl.
 
-    Without a folder it writes nothing and knows no replies. `charged` is what the requests in the folder had
-    been charged when it was opened. Raises UsageError for a file that we have not written.
+    Without a folder it writes nothing and knows no replies. `charged` is what the requests in the folder
+    had cost when it was opened. Raises UsageError for a file that we have not written.
     """
 
     def __init__(self, folder: Path | None, *, rank: int = 0) -> None:

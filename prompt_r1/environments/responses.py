@@ -135,8 +135,8 @@ def billed_tokens(usage: object) -> tuple[int, int]:
     The forms of usage, each with an example and what it is billed for:
 
         OpenAI        prompt 30 with 10 cached, completion 25 with 20 of thinking, total 55     30, 25
-        Gemini        prompt 30, completion 5, total 55, which alone has the thinking           30, 25
-        some proxies  prompt 30, beside it 100 cached, completion 5, total 135                 130, 5
+        Gemini        prompt 30, completion 5, total 55: the thinking is only in the total      30, 25
+        some proxies  prompt 30, 100 cached that are not in it, completion 5, total 135        130, 5
 
     In the last form, more tokens are cached than are in the prompt, by which it is recognised.
     """

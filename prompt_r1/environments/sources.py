@@ -1,7 +1,7 @@
 """What an environment asks: the interface of a source, and the results of an attempt.
 
-A source makes one attempt. It returns a `Reply`, or raises `Busy` (the same request may get a reply later) or
-`Refused` (it will not). environment.py repeats attempts, keeps the budget and writes the journal.
+An attempt is one request. A source returns a `Reply`, or raises `Busy` (the same request may get a reply
+later) or `Refused` (it will not). environment.py repeats attempts, keeps the budget and writes the journal.
 """
 
 from abc import ABC, abstractmethod
@@ -14,9 +14,10 @@ from prompt_r1.types import Message
 # The fields of a request that limit the tokens of its reply: OpenAI's newer models take only the second.
 REPLY_LIMITS = ("max_tokens", "max_completion_tokens")
 
-# No request of a call begins later than this many seconds after the call got its slot. A request that begins
-# in time has its whole `timeout`. A game of five turns makes up to four calls, which together must take less
-# than the hour that the other ranks wait for a rank (`start_ranks`).
+# No request of a call begins later than this many seconds after the call was allowed to begin: only
+# --env-concurrency calls run at once. A request that begins in time has its whole `timeout`. A game of five
+# turns makes up to four calls, which together must take less than the hour that the other ranks wait for a
+# rank (`start_ranks`).
 CALL_DEADLINE = 600.0
 
 MAX_REASON_CHARACTERS = 300  # characters of a provider's error message
@@ -128,8 +129,8 @@ def byte_count(text: str) -> int:
 def limit_in(fields: Mapping[str, object]) -> int | None:
     """The limit of a reply's tokens in the fields of a request; None if there is none.
 
-    If both names of the limit are given, a server may accept only one of them. So both must limit the reply,
-    and the larger limit counts.
+    If both names of the limit are given, we do not know which one the server uses. So the larger limit
+    counts, and there is none if one of the two is no limit.
     """
     limits: list[int] = []
     for name in REPLY_LIMITS:

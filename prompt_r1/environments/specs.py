@@ -68,8 +68,8 @@ def trusted_names(*, typed: Iterable[str], opened: Iterable[str]) -> Collection[
 
         py:MODULE:NAME   is imported only if it is trusted
         MODEL@URL        gets OPENAI_API_KEY only if it is trusted
-        MODEL            always gets OPENAI_API_KEY. So the key is not for a URL, and in a run that opens a
-                         MODEL no URL is trusted
+        MODEL            always gets OPENAI_API_KEY. In a run that opens a MODEL, the key is for the provider
+                         of that model, so no URL gets it
     """
     trusted = _names_in(typed)
     if any(form_of_name(name) == "model" for name in _names_in(opened)):
@@ -210,7 +210,7 @@ def _check_model_of(name: str) -> None:
 
 
 def check_own(own: Answering, config: EnvironmentConfig) -> CheckedEnvironment:
-    """Check the settings of an object of the user that is given as such, and not by a SPEC."""
+    """Check the settings of a user's object that Python code passes itself, not as a SPEC."""
     [price] = parse_prices(config.env_price, ["env"]).values()
     reply_limit = limit_in(parse_fields(config.env_args))
     if config.max_env_usd:

@@ -196,7 +196,7 @@ def ranked_pairs(scores: Sequence[Score]) -> list[bool]:
 def add_spending(metrics: dict[str, float], environment: Environment, ranks: Ranks) -> None:
     """Add the calls and tokens since they were last added, over all ranks, and the dollars of the whole run.
 
-    env/lost_usd is the part of env/usd that is charged for attempts without a reply.
+    env/lost_usd is the part of env/usd that is charged for requests without a reply.
     """
     for share in ranks.gather(environment.take_metrics()):
         for name, count in share.items():
@@ -210,8 +210,8 @@ def total_charged(environment: Environment, ranks: Ranks) -> Spending:
     """What the whole run has been charged so far, over all ranks."""
     budget = environment.budget
     # Every rank knows what the run was charged before it was resumed, so this is added only once.
-    charged_since = ranks.gather(budget.charged - budget.before)
-    return sum(charged_since, budget.before)
+    charged_since = ranks.gather(budget.charged - budget.charged_before)
+    return sum(charged_since, budget.charged_before)
 
 
 def _mean(values: Sequence[float]) -> float:

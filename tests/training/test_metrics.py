@@ -210,7 +210,7 @@ def test_two_ranks_with_different_shares_have_the_metrics_of_one_process():
 def test_the_spending_of_a_step_adds_what_earlier_parts_of_the_run_were_charged(count):
     """Once, not once for each rank: every rank reads the journals of all."""
     before = Spending(usd=2.0, lost_usd=0.5)
-    budget = SimpleNamespace(before=before, charged=Spending(calls=3, usd=2.75, lost_usd=0.75))
+    budget = SimpleNamespace(charged_before=before, charged=Spending(calls=3, usd=2.75, lost_usd=0.75))
     pool = SimpleNamespace(budget=budget, take_metrics=lambda: {"env/paid": 3.0, "env/reused": 1.0})
     expected = {
         "env/usd": 2.0 + count * 0.75,
