@@ -33,38 +33,30 @@ def main(arguments: list[str]) -> None:
 
 def command_line() -> Parser:
     """The flags of the three commands, and the function that runs each command."""
+    every = Parser(add_help=False)  # the flags that every command has
+    sources = "question files; for convert raw files, or hf:ORG/NAME:SPLIT"
+    every.add_argument("--in", dest="files", required=True, nargs="+", metavar="FILE", help=sources)
+    every.add_argument("--out", required=True, type=Path, metavar="FILE", help="the .jsonl file to write")
+
     parser = Parser(program_name(), description=__doc__, allow_abbrev=False)
     commands = parser.add_subparsers(required=True, metavar="convert|split|mix")
 
-    command = commands.add_parser("convert", help="convert a raw dump to a question file", allow_abbrev=False)
+    about = "convert a raw dump to a question file"
+    command = commands.add_parser("convert", parents=[every], help=about, allow_abbrev=False)
     command.set_defaults(run=convert_files)
     command.add_argument("--from", dest="name", required=True, choices=DATASETS, help="the dataset")
-    sources = "raw files, or hf:ORG/NAME:SPLIT"
-    command.add_argument("--in", dest="files", required=True, nargs="+", metavar="FILE", help=sources)
-    command.add_argument("--out", required=True, type=Path, metavar="FILE", help="a .jsonl file")
 
-    command = commands.add_parser(
-        "split", help="divide questions into a file to train on and a file to test with", allow_abbrev=False
-    )
+    about = "divide questions into a file to train on (--out) and a file to test with"
+    command = commands.add_parser("split", parents=[every], help=about, allow_abbrev=False)
     command.set_defaults(run=split_files)
-    command.add_argument(
-        "--in", dest="files", required=True, nargs="+", metavar="FILE", help="question files"
-    )
-    command.add_argument("--out", required=True, type=Path, metavar="FILE", help="a .jsonl file to train on")
-    command.add_argument(
-        "--test", required=True, type=Path, metavar="FILE", help="a .jsonl file to test with"
-    )
+    test = "the .jsonl file to test with"
+    command.add_argument("--test", required=True, type=Path, metavar="FILE", help=test)
     share = "share to test with, of each dataset (0.1)"
     command.add_argument("--share", type=float, default=0.1, metavar="X", help=share)
 
-    command = commands.add_parser(
-        "mix", help="draw the same number of questions from each dataset", allow_abbrev=False
-    )
+    about = "draw the same number of questions from each dataset"
+    command = commands.add_parser("mix", parents=[every], help=about, allow_abbrev=False)
     command.set_defaults(run=mix_files)
-    command.add_argument(
-        "--in", dest="files", required=True, nargs="+", metavar="FILE", help="question files"
-    )
-    command.add_argument("--out", required=True, type=Path, metavar="FILE", help="a .jsonl file")
     per_dataset = "questions per dataset (5120)"
     command.add_argument("--per-dataset", type=int, default=5_120, metavar="N", help=per_dataset)
     command.add_argument("--exclude", nargs="+", default=[], metavar="FILE", help="leave out their questions")
