@@ -18,7 +18,7 @@ from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, StrictUndefined, UndefinedError
 from markupsafe import Markup
 
 from prompt_r1.errors import UsageError
@@ -35,6 +35,8 @@ from prompt_r1.training.run_folder import TEST_FILE
 HERE = Path(__file__).parent
 JsonObject = Mapping[str, Any]  # a game in a line of trajectories/*.jsonl, or a part of it
 MAX_GROUPS = 12  # the page shows this many groups of each step
+# Values of damaged files raise these errors while the page is made.
+DAMAGED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, UndefinedError)
 
 
 def write_report(run: Path) -> Path:
@@ -58,24 +60,27 @@ def page(run: Path) -> str:
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     template = environment.from_string((HERE / "page.html").read_text("utf-8"))
-    html = template.render(
-        name=run.resolve().name,
-        agent=settings["agent"],
-        environment=settings["env"],
-        style=Markup((HERE / "page.css").read_text("utf-8")),
-        script=Markup((HERE / "page.js").read_text("utf-8")),
-        result=_result(lines, best),
-        counts=_counts(lines),
-        settings=(run / "config.yaml").read_text("utf-8"),
-        test=test_file.read_text("utf-8") if test_file.is_file() else "",
-        charts=charts_of(lines),
-        width=WIDTH,
-        height=HEIGHT,
-        groups=read_groups(run, best=best),
-        is_right=is_right,
-        sum_of_reward=own_reward if settings["reward"] else sum_of_reward,
-        most=MAX_GROUPS,
-    )
+    try:
+        html = template.render(
+            name=run.resolve().name,
+            agent=settings["agent"],
+            environment=settings["env"],
+            style=Markup((HERE / "page.css").read_text("utf-8")),
+            script=Markup((HERE / "page.js").read_text("utf-8")),
+            result=_result(lines, best),
+            counts=_counts(lines),
+            settings=(run / "config.yaml").read_text("utf-8"),
+            test=test_file.read_text("utf-8", "replace") if test_file.is_file() else "",
+            charts=charts_of(lines),
+            width=WIDTH,
+            height=HEIGHT,
+            groups=read_groups(run, best=best),
+            is_right=is_right,
+            sum_of_reward=own_reward if settings["reward"] else sum_of_reward,
+            most=MAX_GROUPS,
+        )
+    except DAMAGED as error:
+        raise UsageError(f"{run}: its settings, metrics or games are damaged ({error!r:.200})") from None
     return printable(html)  # A game may have characters that hide or reorder others.
 
 

@@ -18,6 +18,7 @@ from prompt_r1.pair.chat_format import Failure, read_request
 from prompt_r1.pair.named_agent import SETTINGS_FILE, trained_config
 from prompt_r1.settings.fields import write_yaml
 from prompt_r1.settings.train import TrainConfig
+from prompt_r1.training.report import page
 from prompt_r1.training.warm_start import read_games
 from prompt_r1.types import Question
 from tests.support import tiny
@@ -48,6 +49,7 @@ def write_files(folder: Path) -> dict[Path, Callable[[Path], object]]:
         folder / "settings.yaml": lambda path: train_config(["--config", str(path)]),
         agent / SETTINGS_FILE: lambda file: trained_config(file.parent),
         games: read_games,
+        run / "metrics.jsonl": lambda path: page(path.parent),
     }
 
 

@@ -284,6 +284,22 @@ def test_a_folder_without_a_run_is_refused(tmp_path, files, sentence):
     assert not (tmp_path / "report.html").exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("trajectories/step-000001-rank0.jsonl", '{"group": 0, "question": {"id": []}, "turns": [7]}\n'),
+        ("config.yaml", "agent: mini\n"),
+        ("metrics.jsonl", '{"step": 1, "games": NaN}\n'),
+    ],
+)
+def test_damaged_files_are_named_in_a_sentence(run, tmp_path, name, content):
+    """A bug: a flipped bit in the games of a run ended its report with a traceback."""
+    copy = shutil.copytree(run, tmp_path / "run")
+    (copy / name).write_text(content)
+    with pytest.raises(UsageError, match=r"run: its settings, metrics or games are damaged"):
+        write_report(copy)
+
+
 def test_damaged_lines_are_skipped(run, tmp_path):
     """Not UTF-8, not an object, or nested too deeply."""
     copy = shutil.copytree(run, tmp_path / "run")
