@@ -65,7 +65,7 @@ class KnowingServer(FaultyServer):
 
     async def complete(self, body: bytes) -> tuple[int, dict[str, object]]:
         question = REQUEST.sub("", json.loads(body)["messages"][-1]["content"])
-        if question == "Hi":  # Every start checks the endpoint; the journal does not record it.
+        if question == "Hi":  # Every start checks the endpoint, also if an earlier check is in the journal.
             return 200, body_of("Hello") | {"usage": USAGE}
         if self.asked.total() >= self.last:
             self.reached.set()
@@ -115,8 +115,9 @@ async def run(server: KnowingServer, folder: Path, *, killed: bool) -> None:
         if killed:
             process = await evaluate(server, folder)
             await server.reached.wait()
-            while (folder / "journal/rank0.jsonl").read_text().count('"reply"') < 700:
-                await asyncio.sleep(0.1)  # the last replies are still on their way
+            # The last replies are still on their way. The journal also has the reply to the check, "Hello".
+            while (folder / "journal/rank0.jsonl").read_text().count("I think it is") < 700:
+                await asyncio.sleep(0.1)
             process.kill()
             await process.wait()
             server.last = 10**9
