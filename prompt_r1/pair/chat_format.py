@@ -72,7 +72,7 @@ def read_request(content: bytes) -> ChatRequest:
     if temperature is not None and not (is_finite_number(temperature) and temperature >= 0):
         raise bad_request("`temperature` must be a number, and at least 0")
     stream, seed = given.get("stream"), given.get("seed")
-    if stream not in (None, False, True) or type(stream) is int:
+    if stream is not None and type(stream) is not bool:
         raise bad_request("`stream` must be true or false")
     if seed is not None and type(seed) is not int:  # `isinstance` would take true for an int.
         raise bad_request("`seed` must be a whole number")

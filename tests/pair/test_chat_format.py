@@ -57,7 +57,7 @@ def message(content: object) -> dict[str, object]:
         ],
         *[(message(content), "the last of `messages` must be a question") for content in ("  ", None, [])],
         ({"messages": [{"role": "assistant", "content": "Who?"}]}, "must be a question of the user"),
-        *[({"stream": value}, "`stream` must be true or false") for value in ("false", 1, {})],
+        *[({"stream": value}, "`stream` must be true or false") for value in ("false", 1, 1.0, {})],
         *[({"seed": value}, "`seed` must be a whole number") for value in ("7", 2.5, True, "\ud800")],
     ],
 )
