@@ -13,7 +13,7 @@ from prompt_r1.pair.settings import InferConfig, ServeConfig
 from prompt_r1.settings.fields import flag_of
 from prompt_r1.settings.flags import given_values
 from prompt_r1.settings.train import PRESETS, TrainConfig
-from prompt_r1.training.preflight import FineTuningConfig
+from prompt_r1.training.settings import FineTuningConfig
 from tests.support.paths import ROOT
 
 PAGES = sorted({*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/*.md")})

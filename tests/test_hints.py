@@ -16,7 +16,8 @@ from prompt_r1.pair.settings import InferConfig, read_pair
 from prompt_r1.programs.command_line import command
 from prompt_r1.settings.train import TrainConfig
 from prompt_r1.training import warm_start
-from prompt_r1.training.preflight import read_training, read_warm_start_config
+from prompt_r1.training.preflight import read_training
+from prompt_r1.training.settings import read_warm_start_config
 from prompt_r1.training.summary import summary
 from tests.support.paths import ROOT
 from tests.support.programs import run_here

@@ -20,8 +20,9 @@ from prompt_r1.pair.settings import InferConfig, read_pair
 from prompt_r1.programs.command_line import read_settings
 from prompt_r1.programs.sealed_folders import seal
 from prompt_r1.settings.fields import write_yaml
-from prompt_r1.training.preflight import read_training, read_warm_start_config
+from prompt_r1.training.preflight import read_training
 from prompt_r1.training.run_folder import FORMAT, LOCK
+from prompt_r1.training.settings import read_warm_start_config
 from tests.support.paths import ROOT
 from tests.support.settings import train_config
 

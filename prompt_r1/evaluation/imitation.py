@@ -30,7 +30,7 @@ from prompt_r1.protocol import Codec
 from prompt_r1.reward import Rule, score_games, well_formed
 from prompt_r1.rollout import play_groups, trajectory_of
 from prompt_r1.settings.agent import MINI_AGENT
-from prompt_r1.training.preflight import FineTuningConfig
+from prompt_r1.training.settings import FineTuningConfig
 from prompt_r1.training.supervised import fine_tune_agent
 from prompt_r1.types import Completion, Question, Trajectory
 

@@ -8,12 +8,12 @@ In reading order:
     train       the settings of a training; the presets mini, small and paper
     functions   the functions and objects that a user names as MODULE:NAME
 
-Every program has a config of its settings, in `settings.py` of its room, or in `preflight.py` (the warm
-start). The config of train.py stands here, because `pair` reads its presets, and may not import `training`.
+Every program has a config of its settings, in `settings.py` of its room. Only the config of train.py stands
+here, because `pair` reads its presets, and may not import `training`.
 
 Flags override a preset or a YAML file, which overrides the defaults. Here the values are checked. The user's
-functions, files, folders and keys are checked in the rooms that use them: by `settings.py` in `pair`, and by
-`preflight.py` in `training` and `evaluation`.
+functions, files, folders and keys are checked in the rooms that use them: by `preflight.py` in `training` and
+`evaluation`, and by `settings.py` for the other programs.
 
 This room may import the root and `programs`.
 """

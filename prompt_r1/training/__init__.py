@@ -2,7 +2,8 @@
 
 Before the loop:
 
-    preflight      read and check the settings of the programs, before torch is imported
+    settings       the settings of the warm start
+    preflight      read and check the settings of train.py, before torch is imported
     run_folder     make, check and lock the folder of a run
     start          fork the ranks, open the environment, load the models and questions
     signals        what a signal cancels, and when it ends the run

@@ -1,22 +1,18 @@
-"""Read the settings of train.py and of the warm start; check the functions, files and keys that they name.
+"""Read the settings of train.py; check the functions, files and keys that they name.
 
 Imports no torch, so that mistakes are named at once.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path
 
 from prompt_r1.data.questions import check_data
-from prompt_r1.data.rows import read_rows
 from prompt_r1.environments.budget import parse_prices
 from prompt_r1.environments.specs import CheckedEnvironment, check_environment, is_mini, trusted_names
 from prompt_r1.errors import UsageError
-from prompt_r1.miniworld.questions import TRAINING_MIX, check_part
 from prompt_r1.pair.named_agent import locate_agent
 from prompt_r1.programs.launcher import check_device, is_first_rank, launcher_number
-from prompt_r1.settings.agent import HELD_OUT, MINI_AGENT, all_mini_data, is_mini_data, mini_part
-from prompt_r1.settings.fields import AT_LEAST_1, LEARNING_RATE, SEED, THREADS, everyday_setting, setting
+from prompt_r1.settings.agent import HELD_OUT, MINI_AGENT, all_mini_data
 from prompt_r1.settings.flags import given_values
 from prompt_r1.settings.functions import find_loss, import_advantages, import_reward
 from prompt_r1.settings.train import PRESETS, TrainConfig, train_config
@@ -98,47 +94,3 @@ def _check_rank() -> None:
         raise UsageError(
             f"RANK is {rank} of {count} ranks (WORLD_SIZE), which count from 0: start with torchrun"
         )
-
-
-@dataclass(frozen=True)
-class FineTuningConfig:
-    """Teach an agent the format of the game by recorded games, with the settings of the paper's Table 7."""
-
-    agent: str = everyday_setting(
-        "Qwen/Qwen3-4B", "model folder, .gguf file or hub id of the agent, smollm2 or mini"
-    )
-    games: str = everyday_setting(
-        "", "JSONL file of games (question, turns), or demonstrations: mini, mini:KIND"
-    )
-    preset: str = setting(
-        "small", "preset of instruction and limits; mini has its own", choices=("paper", "small")
-    )
-    out: str = everyday_setting("", "folder for the agent and metrics.jsonl (runs/sft-seedN)")
-    seed: int = setting(0, "seed of the order of questions, the adapters and the mini world", SEED)
-    rank: int = setting(0, "rank of LoRA adapters, alpha is twice as much; 0: train all weights")
-    lr: float = everyday_setting(
-        1e-4, "peak learning rate (warm-up in a tenth of the steps, cosine)", LEARNING_RATE
-    )
-    epochs: int = everyday_setting(3, "epochs", AT_LEAST_1)
-    batch_size: int = setting(0, "examples per optimiser step; 0: 32, or fewer, so that there are 30 steps")
-    micro_batch: int = setting(4, "examples in memory at a time", AT_LEAST_1)
-    cutoff: int = setting(2048, "tokens of an example; longer ones are cut", AT_LEAST_1)
-    device: str = setting("auto", "auto, cpu or cuda")
-    threads: int = setting(0, "threads of torch on a CPU; 0: its own choice", THREADS)
-
-
-def read_warm_start_config(arguments: list[str]) -> FineTuningConfig:
-    """Read the settings of a warm start. Raises UsageError for a warm start that cannot begin."""
-    config = FineTuningConfig(**given_values(FineTuningConfig, arguments))
-    if not config.games:
-        raise UsageError("give the games to learn from: --games FILE, or --games mini")
-    check_device(config.device)
-    locate_agent(config.agent)
-    if is_mini_data(config.games):
-        check_part(mini_part(config.games), TRAINING_MIX)
-    elif next(iter(read_rows(config.games)), None) is None:
-        raise UsageError(f"--games {config.games}: there are no games in it")
-    out = config.out or f"runs/sft-seed{config.seed}"
-    if (Path(out) / "agent").exists():
-        raise UsageError(f"{out} has an agent, which would be replaced: give another --out")
-    return replace(config, out=out)

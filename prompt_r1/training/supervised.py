@@ -31,7 +31,7 @@ from prompt_r1.protocol import Codec
 from prompt_r1.settings.agent import AgentConfig
 from prompt_r1.training.export import export_agent
 from prompt_r1.training.models import load_learner, with_adapters
-from prompt_r1.training.preflight import FineTuningConfig
+from prompt_r1.training.settings import FineTuningConfig
 from prompt_r1.types import Trajectory
 
 logger = logging.getLogger(__name__)

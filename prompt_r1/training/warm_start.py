@@ -19,7 +19,7 @@ if __name__ == "__main__":  # Show --help and usage errors before the imports be
 
     check_installation()
     from prompt_r1.programs.command_line import begin_imports, read_settings
-    from prompt_r1.training.preflight import read_warm_start_config
+    from prompt_r1.training.settings import read_warm_start_config
 
     settings = read_settings(read_warm_start_config)
     begin_imports()
@@ -37,7 +37,7 @@ from prompt_r1.protocol import Codec, parse
 from prompt_r1.rollout import trajectory_of
 from prompt_r1.settings.agent import is_mini_data, mini_part
 from prompt_r1.settings.train import preset_of
-from prompt_r1.training.preflight import FineTuningConfig
+from prompt_r1.training.settings import FineTuningConfig
 from prompt_r1.training.supervised import fine_tune_agent
 from prompt_r1.types import Question, Trajectory, Turn
 

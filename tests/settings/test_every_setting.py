@@ -11,7 +11,7 @@ from prompt_r1.pair.settings import InferConfig
 from prompt_r1.settings.agent import AgentConfig
 from prompt_r1.settings.fields import Setting, read_yaml, settings_of, write_yaml
 from prompt_r1.settings.train import TrainConfig
-from prompt_r1.training.preflight import FineTuningConfig
+from prompt_r1.training.settings import FineTuningConfig
 from tests.support import tiny
 from tests.support.programs import PROGRAMS
 

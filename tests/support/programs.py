@@ -15,7 +15,8 @@ import train
 from prompt_r1.evaluation.preflight import read_evaluation
 from prompt_r1.pair.settings import InferConfig, read_pair
 from prompt_r1.training import report, warm_start
-from prompt_r1.training.preflight import read_training, read_warm_start_config
+from prompt_r1.training.preflight import read_training
+from prompt_r1.training.settings import read_warm_start_config
 from tests.support.paths import ROOT
 
 # Settings of a training run of a few seconds: few questions (the start tokenizes each), short games.

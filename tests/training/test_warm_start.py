@@ -21,7 +21,7 @@ from prompt_r1.protocol import Codec, parse
 from prompt_r1.reward import RULE_WITHOUT_ENVIRONMENT
 from prompt_r1.settings.agent import INSTRUCTIONS, AgentConfig
 from prompt_r1.training.log import Log
-from prompt_r1.training.preflight import FineTuningConfig, read_warm_start_config
+from prompt_r1.training.settings import FineTuningConfig, read_warm_start_config
 from prompt_r1.training.supervised import (
     batch_size_for,
     cut,
