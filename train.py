@@ -8,9 +8,10 @@ One step of Prompt-R1 (paper, section 3), in the loop of `train`:
     learn      from the agent's own tokens: forward, loss (eq. 17), backward, step   grpo_loss, optimizer_step
     write down games, metrics, validation, the best agent, a checkpoint              record.write_down
 
-Reward, advantages and loss are the paper's, or what the user names in their place: `run.own_reward`,
-`run.own_advantages` and `run.loss_function`. Every rank runs this loop, and plays its own questions. In
-the update, the ranks exchange games and gradients. When the step is written down, they add up their metrics.
+A user may replace the paper's reward, advantages and loss by functions of their own: `run.own_reward`,
+`run.own_advantages` and `run.loss_function`. Training runs in one or several processes, the *ranks*. Every
+rank runs this loop, and plays its own questions. In the update, the ranks exchange games and gradients. When
+the step is written down, they add up their metrics.
 """
 
 from collections.abc import Mapping, Sequence
@@ -52,16 +53,16 @@ def train(run: Run, record: Record) -> None:
     """Train all steps that are not trained yet. Called by every rank."""
     config, ranks, policy = run.config, run.ranks, run.policy
     for step in record.remaining_steps():
-        # Play. `questions` maps the number of a question in the step to the question. This rank has P of
-        # them, and plays G games of each (trajectories_PG: a list of P groups, each with G trajectories).
+        # Play. This rank has P of the step's questions, and plays G games of each. `questions` has them by
+        # their numbers in the step. `trajectories_PG` is a list of P groups, each with G trajectories.
         questions = run.questions.of_rank(step, ranks)
         # If the user's code fails in play, score or compare, the run is saved before it ends.
         with record.checkpoint_on_user_error():
             with run.log.phase("rollout"):
                 trajectories_PG = run.wait_for(play_step(run, step, questions))  # a signal cancels the games
 
-            with ranks.shared_errors():  # An error on one rank is raised on all. (`wait_for` does so itself.)
-                # Score. A game that the environment broke has no reward.
+            with ranks.shared_errors():  # An error on one rank is raised on all, as in `wait_for`.
+                # Score. A game that ended with a failed call has no reward.
                 rewards_PG = [
                     score_games(group, rule=config.base_rule, own=run.own_reward) for group in trajectories_PG
                 ]
@@ -75,19 +76,18 @@ def train(run: Run, record: Record) -> None:
                     own=run.own_advantages,
                 )
 
-        # Learn. Each mini-batch is one optimiser step, computed as a list of micro-batches. A signal does not
-        # interrupt the update.
-        # If no game enters the loss, for example because the environment broke every group, there is no
-        # mini-batch, and the weights stay as they are. After three such steps in a row, `write_down` ends the
-        # run.
+        # Learn. Each mini-batch is one optimiser step. Its games are divided into micro-batches, which fit in
+        # memory. A signal (Ctrl-C, SIGTERM) does not interrupt the update.
+        # If no game enters the loss, for example because calls failed in every group, there is no mini-batch,
+        # and the weights stay as they are. After three such steps in a row, `write_down` ends the run.
         with run.log.phase("update"):
             stats = UpdateStats()
             mini_batches = run.mini_batches(games_PG)
-            # π_old of the later mini-batches is measured before the weights move.
+            # π_old is the policy that played. For later mini-batches, measure it before the weights move.
             for micro_batches in mini_batches[1:]:
                 measure_old(policy, micro_batches)
             for index, micro_batches in enumerate(mini_batches):
-                # FSDP forwards are collective: every rank has equally many micro-batches.
+                # With FSDP, all ranks compute each forward together. So they have equally many micro-batches.
                 for batch in micro_batches:
                     output = policy(batch.packed)
                     # In the first mini-batch the weights have not moved: its own forward is π_old.
@@ -115,8 +115,8 @@ def measure_old(policy: Policy, batches: Sequence[Batch]) -> None:
     """Measure log π_old (N,) of the N agent tokens of each micro-batch. Called by every rank.
 
     Why not the engine's log-probabilities? In float32 they are almost the same, but their last bits depend on
-    which games decoded at the same time. With an environment behind a network, that differs from run to run,
-    and no run could be repeated exactly.
+    which games decoded at the same time. This differs from run to run if replies come over a network, so no
+    run could be repeated exactly.
     """
     for batch in batches:
         batch.old = policy(batch.packed).logprobs
@@ -125,8 +125,8 @@ def measure_old(policy: Policy, batches: Sequence[Batch]) -> None:
 async def play_step(run: Run, step: int, questions: Mapping[int, Question]) -> list[list[Trajectory]]:
     """Play G games of each question of this rank, all concurrently: P × G trajectories.
 
-    `questions` has the questions by their numbers in the step. Seeds follow from these numbers, so any number
-    of ranks plays the same games.
+    `questions` has the questions by their numbers in the step. The seed of a game follows from this number,
+    so the games are the same with any number of ranks.
     """
     config = run.config
 
@@ -157,14 +157,14 @@ def main(chosen: ChosenTraining) -> None:
         return
     with start_run(chosen) as run:
         record = resume_run(run)  # It begins with the newest checkpoint, if there is one.
-        run.interrupt.training_began = True  # From now on, a signal saves the run before it ends it.
+        run.interrupt.training_began = True  # From now on, a signal saves the run, and then ends it.
         try:
             # A new run begins with step 0, which only validates the untrained agent. A resumed run may have
             # to finish the step after which it stopped, for example its validation.
             record.finish_open_step()
             train(run, record)
             if run.questions.test:
-                record.free_for_test()
+                record.free_for_test()  # the memory of optimiser, reference and KV cache
                 with record.checkpoint_on_user_error():
                     run.log.say("\n" + compare_on_test(run))
             record.say_results()
