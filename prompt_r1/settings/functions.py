@@ -17,6 +17,8 @@ from prompt_r1.errors import UsageError
 from prompt_r1.reward import OwnReward
 from prompt_r1.types import Question, Reward, ScoredGame, Trajectory
 
+OwnLoss = Callable[..., Any]  # It is called as `grpo.grpo_loss`, and returns a `grpo.Loss`.
+
 OBJECT_PREFIX = "py:"  # py:MODULE:NAME is a user's environment, or a user's questions.
 # Keywords of `grpo.grpo_loss`, which a user's loss takes too.
 LOSS_SETTINGS = ("clip", "clip_high", "kl_coef", "importance_cap")
@@ -145,11 +147,11 @@ def _number_of(returned: Any) -> float:
         return math.nan
 
 
-def find_loss(name: str) -> Callable[..., Any]:
+def import_loss(name: str) -> OwnLoss:
     """The function MODULE:FUNCTION of --loss-function itself.
 
-    What it returns is not checked: that needs torch (`loss_of_run` in training/loss_function.py). Raises
-    UsageError if it cannot be called with the tokens, their columns and LOSS_SETTINGS.
+    What it raises and returns is checked by `loss_of_run` in training/loss_function.py, which needs torch.
+    Raises UsageError if it cannot be called with the tokens, their columns and LOSS_SETTINGS.
     """
     return import_function(
         name, flag="--loss-function", takes=("logprobs", "columns"), keywords=LOSS_SETTINGS

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from prompt_r1.errors import UsageError
 from prompt_r1.grpo import Loss, LossColumns, grpo_loss
-from prompt_r1.settings.functions import find_loss, user_code
+from prompt_r1.settings.functions import OwnLoss, user_code
 from prompt_r1.settings.train import TrainConfig
 from prompt_r1.training.update import IMPORTANCE_CAP
 
@@ -26,11 +26,11 @@ LossFunction = Callable[[Tensor, LossColumns], Loss]
 """Takes log π_θ (N,) of N agent tokens, and what else is known of them."""
 
 
-def loss_of_run(config: TrainConfig, *, importance_cap: float) -> LossFunction:
-    """The loss with the settings of a run: `grpo_loss` or the user's own.
+def loss_of_run(config: TrainConfig, own: OwnLoss | None, *, importance_cap: float) -> LossFunction:
+    """The loss with the settings of a run: the user's own, or `grpo_loss`.
 
-    Raises UsageError if the user's function cannot be imported. The loss raises UsageError if the function
-    raises an error or returns anything but a finite loss of these tokens.
+    It raises UsageError if the user's function raises an error or returns anything but a finite loss of these
+    tokens.
     """
     settings = {
         "clip": config.clip,
@@ -38,17 +38,16 @@ def loss_of_run(config: TrainConfig, *, importance_cap: float) -> LossFunction:
         "kl_coef": config.kl_coef,
         "importance_cap": importance_cap,
     }
-    if not config.loss_function:
+    if own is None:
         default: Callable[..., Loss] = grpo_loss
         return partial(default, **settings)
-    function = find_loss(config.loss_function)
     where = f"--loss-function {config.loss_function}"
     # With --kl-coef 0 there is no reference, which many losses use.
     note = ", called without columns.reference (--kl-coef 0)," if config.kl_coef == 0 else ""
 
     def own_loss(logprobs: Tensor, columns: LossColumns) -> Loss:
         with user_code(where + note):
-            loss = function(logprobs, columns, **settings)
+            loss = own(logprobs, columns, **settings)
         if problem := problem_of(loss, logprobs):
             raise UsageError(f"{where} returned {problem}")
         return loss
@@ -72,14 +71,14 @@ def problem_of(loss: object, logprobs: Tensor) -> str:
     return ""
 
 
-def try_loss(config: TrainConfig) -> None:
+def try_loss(config: TrainConfig, own: OwnLoss) -> None:
     """Call the user's loss with three made-up games, before a game is played or paid for.
 
     Raises UsageError if the loss is not right, has no finite gradient, or does not add up: the loss of an
     optimiser step is the sum over its micro-batches, so it must not depend on which games are together.
     """
     where = f"--loss-function {config.loss_function}, tried with three made-up games:"
-    loss_of = loss_of_run(config, importance_cap=IMPORTANCE_CAP)
+    loss_of = loss_of_run(config, own, importance_cap=IMPORTANCE_CAP)
     has_reference = config.kl_coef > 0
     logprobs, columns = made_up_batch(ALL_GAMES, has_reference=has_reference)
     together = loss_of(logprobs, columns).total

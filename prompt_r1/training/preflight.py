@@ -5,6 +5,7 @@ Imports no torch, so that mistakes are named at once.
 
 from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 from prompt_r1.data.questions import check_data
 from prompt_r1.environments.budget import parse_prices
@@ -12,11 +13,15 @@ from prompt_r1.environments.specs import CheckedEnvironment, check_environment, 
 from prompt_r1.errors import UsageError
 from prompt_r1.pair.named_agent import locate_agent
 from prompt_r1.programs.launcher import check_device, is_first_rank, launcher_number
+from prompt_r1.reward import OwnReward
 from prompt_r1.settings.agent import HELD_OUT, MINI_AGENT, all_mini_data
 from prompt_r1.settings.flags import given_values
-from prompt_r1.settings.functions import find_loss, import_advantages, import_reward
+from prompt_r1.settings.functions import OwnLoss, import_advantages, import_loss, import_reward
 from prompt_r1.settings.train import PRESETS, TrainConfig, train_config
 from prompt_r1.training.run_folder import LOCK, check_settings, claim, newest_checkpoint, open_run
+
+if TYPE_CHECKING:  # It imports torch.
+    from prompt_r1.grpo import OwnAdvantages
 
 
 @dataclass(frozen=True)
@@ -25,13 +30,19 @@ class ChosenTraining:
 
     config: TrainConfig
     environment: CheckedEnvironment | None  # None for --dry-run, which opens none
+    # The user's functions. None: the paper's reward, advantages and loss.
+    own_reward: OwnReward | None = None
+    own_advantages: "OwnAdvantages | None" = None
+    own_loss: OwnLoss | None = None
 
 
 def read_training(arguments: list[str]) -> ChosenTraining:
     """Read the settings of a training. Raises UsageError for a training that cannot start."""
     flags = given_values(TrainConfig, arguments, presets=PRESETS)
     config = train_config(flags)
-    _check_functions(config)
+    own_reward = import_reward(config.reward) if config.reward else None
+    own_advantages = import_advantages(config.advantage_function) if config.advantage_function else None
+    own_loss = import_loss(config.loss_function) if config.loss_function else None
     _check_rank()
     check_device(config.device)
     if config.wandb and find_spec("wandb") is None:
@@ -54,7 +65,7 @@ def read_training(arguments: list[str]) -> ChosenTraining:
             newest = newest_checkpoint(run, say=lambda damage: None)
             if newest is not None:
                 check_settings(newest, config)
-    return ChosenTraining(config, environment)
+    return ChosenTraining(config, environment, own_reward, own_advantages, own_loss)
 
 
 def warnings_of(config: TrainConfig) -> list[str]:
@@ -74,16 +85,6 @@ def warnings_of(config: TrainConfig) -> list[str]:
             "small model (--config small), 1e-6 for a large one (--config paper)"
         )
     return warnings
-
-
-def _check_functions(config: TrainConfig) -> None:
-    """Import the user's functions. Raises UsageError if one cannot be called."""
-    if config.reward:
-        import_reward(config.reward)
-    if config.advantage_function:
-        import_advantages(config.advantage_function)
-    if config.loss_function:
-        find_loss(config.loss_function)
 
 
 def _check_rank() -> None:

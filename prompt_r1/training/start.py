@@ -18,7 +18,6 @@ from prompt_r1.model.policy import Policy
 from prompt_r1.pair.agent import check_question_lengths, load_agent
 from prompt_r1.pair.named_agent import make_agent
 from prompt_r1.programs.launcher import launcher_number
-from prompt_r1.settings.functions import import_advantages, import_reward
 from prompt_r1.settings.train import TrainConfig
 from prompt_r1.training.batches import make_batch
 from prompt_r1.training.checkpoint import begin_states
@@ -49,11 +48,11 @@ def start_run(chosen: ChosenTraining) -> Iterator[Run]:
         ranks = start_ranks(device, layout)
         # A collective may fail because another rank has died. Then this is reported as RankLost.
         with errors_as_rank_lost(ranks):
-            if config.loss_function:
+            if chosen.own_loss is not None:
                 # It is tried in the ranks, and not before the fork: on a machine with a GPU, torch refuses
                 # each backward in a fork whose parent has called one.
                 with ranks.shared_errors():
-                    try_loss(config)
+                    try_loss(config, chosen.own_loss)
             folder = Path(config.out)  # `read_training` has made it.
             with (folder / LOCK).open("a+") as lock, asyncio.Runner() as runner:
                 ranks.on_first_rank(lambda: claim(lock, folder))
@@ -114,9 +113,9 @@ def open_parts(
         policy=policy,
         reference=reference,
         questions=questions,
-        own_reward=import_reward(config.reward) if config.reward else None,
-        own_advantages=import_advantages(config.advantage_function) if config.advantage_function else None,
-        loss_function=loss_of_run(config, importance_cap=importance_cap_of(policy)),
+        own_reward=chosen.own_reward,
+        own_advantages=chosen.own_advantages,
+        loss_function=loss_of_run(config, chosen.own_loss, importance_cap=importance_cap_of(policy)),
         optimizer=make_optimizer(policy, config, ranks.device),
         gap_limit=gap_limit_of(policy),
         log=open_log(config, folder, ranks, games=config.steps * games_of_rank),

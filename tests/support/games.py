@@ -163,7 +163,7 @@ class Learner:
         self.config = SimpleNamespace(**chosen, advantage="standardised", base_rule=None)
         self.policy, self.ranks, self.reference = policy, ranks, reference
         self.own_reward = self.own_advantages = None
-        self.loss_function = loss_of_run(self.config, importance_cap=importance_cap_of(policy))
+        self.loss_function = loss_of_run(self.config, None, importance_cap=importance_cap_of(policy))
         self.optimizer = torch.optim.AdamW(policy.parameters(), lr=lr)
         self.gap_limit = gap_limit
         self.questions = SimpleNamespace(of_rank=lambda step, ranks: {})

@@ -10,6 +10,7 @@ import torch
 from prompt_r1.errors import UsageError
 from prompt_r1.grpo import Loss, grpo_loss
 from prompt_r1.model.policy import PolicyOutput
+from prompt_r1.settings.functions import import_loss
 from prompt_r1.training.log import read_metrics
 from prompt_r1.training.loss_function import ALL_GAMES, loss_of_run, made_up_batch, try_loss
 from prompt_r1.training.preflight import read_training
@@ -213,12 +214,13 @@ def test_no_backward_runs_before_the_ranks_are_forked(own, monkeypatch):
 @pytest.mark.parametrize("name", ["first_version", "dr_grpo", "dual_clip", "gspo", "cispo"])
 @pytest.mark.parametrize("kl_coef", ["0", "0.1"])
 def test_the_losses_of_the_examples_pass_the_trial(name, kl_coef):
-    try_loss(train_config(["--loss-function", f"examples.losses:{name}", "--kl-coef", kl_coef]))
+    loss = f"examples.losses:{name}"
+    try_loss(train_config(["--loss-function", loss, "--kl-coef", kl_coef]), import_loss(loss))
 
 
 def test_a_loss_gets_the_settings_of_the_command_line(own):
     config = train_config("--loss-function own_loss:takes_clip_and_all --clip 0.1".split())
-    loss_of = loss_of_run(config, importance_cap=2.0)
+    loss_of = loss_of_run(config, import_loss(config.loss_function), importance_cap=2.0)
     logprobs, columns = made_up_batch(ALL_GAMES, has_reference=True)
     expected = grpo_loss(
         logprobs, columns, clip=0.1, clip_high=0.0, kl_coef=config.kl_coef, importance_cap=2.0
@@ -250,7 +252,7 @@ def test_after_a_loss_that_fails_the_run_goes_on_from_its_last_step(own, asking_
     kept = load_tensors(own / "failing/agent")
 
     (own / "broken").touch()
-    monkeypatch.setattr("prompt_r1.training.start.try_loss", lambda config: None)  # it would see it
+    monkeypatch.setattr("prompt_r1.training.start.try_loss", lambda config, own: None)  # it would see it
     with pytest.raises(UsageError, match=r"own_loss:broken_for_now returned the"):
         run_here("train.py", *line, "failing")
     assert [row["step"] for row in read_metrics(own / "failing")] == [0, 1]
