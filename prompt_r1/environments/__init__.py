@@ -7,8 +7,7 @@ In reading order:
     journal          which calls were made, what they cost, and their replies
     environment      `ask`: draws the environment of a question, and sends the request until there is a reply
     route            which of several environments a question asks
-    time_limit       gives up a request that takes much longer than usual
-    failed_calls     ends the run if too many calls failed
+    time_limit       how long a request may take
     check            finds a wrong URL, key, model or setting by one request at the start
     endpoint         an OpenAI-compatible server as a source: one request
     responses        reads the server's response: status, error, completion, usage

@@ -3,7 +3,7 @@
 A call has three steps. Each step calls the next:
 
     ask       draw the environment of the question, and take the reply from the journal if it is there
-    _send     send the request until there is a reply
+    _send     send requests, and back off after each failure, until there is a reply
     request   reserve the cost in the budget, let the source make one attempt, and charge what it cost
 
 A source is a server (endpoint.py), a model in this process (local.py) or an object of the user (own.py).
@@ -18,15 +18,13 @@ import json
 import logging
 import random
 import sys
-from collections import Counter
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from weakref import WeakValueDictionary
 
 from prompt_r1.environments.budget import FREE, Bill, Budget, Price
-from prompt_r1.environments.failed_calls import FailedCalls
 from prompt_r1.environments.journal import Journal
 from prompt_r1.environments.route import Route
 from prompt_r1.environments.sources import (
@@ -56,6 +54,11 @@ MAX_EMPTY_RESPONSES = 6  # A call gives up after this many complete responses wi
 MIN_BACK_OFF, MAX_BACK_OFF = 0.5, 30.0  # seconds
 SILENT_SECONDS = 10.0  # A longer wait is reported, once in each outage.
 
+# The share of failed calls is taken over the last 200 calls. Fewer than 100 calls count as 100, so that a few
+# early failures do not end the run.
+LAST_CALLS, MIN_CALLS = 200, 100
+MAX_FAILED_SHARE = 0.20
+
 NO_GAME = Caller()  # A call that no game makes.
 
 # What is counted for the metrics. A call may need several requests.
@@ -80,7 +83,7 @@ class Client:
         self.time_limit = TimeLimit(source)
         self.paused_until = 0.0  # The server asked for no calls before this time of the event loop.
         self.is_wait_reported = False  # A reply resets it.
-        self.counts = Counter[str]()  # since the last `take_metrics`; see COUNTED
+        self.counts = Counter[str]()  # What was counted since the last `take_metrics`, by names in COUNTED.
 
     def estimate(self, messages: list[Message]) -> Spending:
         """Estimate the cost of a request: from above, if something limits the reply."""
@@ -88,6 +91,16 @@ class Client:
         tokens_in += sum(byte_count(message["content"]) + FRAME_TOKENS for message in messages)
         tokens_out = self.source.reply_limit or LONG_REPLY
         return self.price.of_call(tokens_in, tokens_out)
+
+    def count_request(self, reply: Reply | None, *, is_lost: bool) -> None:
+        """Count a request that has ended. If it is lost, it has no reply, but may be billed."""
+        if reply is None:
+            self.counts["failed_requests"] += 1
+        else:
+            self.counts["tokens_in"] += reply.tokens_in
+            self.counts["tokens_out"] += reply.tokens_out
+        if is_lost:
+            self.counts["lost"] += 1
 
     def note_busy(self, busy: Busy, wait: float) -> None:
         """Pause all calls if the server asked for it, and report that a call waits for so many seconds."""
@@ -138,6 +151,28 @@ class SharedCall:
     failed_with: EnvError | Resumable | None = None
 
 
+class FailedCalls:
+    """Whether the last calls that were sent to an environment failed. If too many did, the run ends."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._failed: deque[bool] = deque(maxlen=LAST_CALLS)
+
+    def note_reply(self) -> None:
+        """Note a call that got a reply."""
+        self._failed.append(False)
+
+    def note_failure(self, failure: EnvError | Resumable) -> EnvError | Resumable:
+        """Note a call that failed. Returns its error, or Resumable if too many calls have failed."""
+        if isinstance(failure, Resumable):  # The run ends, whatever its calls.
+            return failure
+        self._failed.append(True)
+        failed, calls = sum(self._failed), len(self._failed)
+        if failed / max(calls, MIN_CALLS) <= MAX_FAILED_SHARE:
+            return failure
+        return Resumable(f"{failed} of the last {calls} calls of {self._name} failed, this one: {failure}")
+
+
 class Environment:
     """One or several sources behind `ask`. Each sends the requests of at most `concurrency` calls at once.
 
@@ -177,44 +212,34 @@ class Environment:
         """
         client = self.clients[self._route.draw(caller)]
         call = Call(client, messages, caller, bill or Bill())
+        shared = SharedCall()
+        if (
+            self.journal.is_on_disk
+        ):  # Equal calls wait for each other, and then find the reply in the journal.
+            shared = self._shared_calls.setdefault(call.key, shared)
         try:
-            async with self._one_at_a_time(call.key):
+            async with shared.lock:
+                if shared.failed_with:
+                    raise shared.failed_with
                 if recorded := self.journal.reply(call.key):
                     reply, cost = recorded
                     client.counts["reused"] += 1
                     call.bill.spent += cost
                 else:
-                    with self._failed_calls.watch():
-                        reply = await self._send(call)
-        except (EnvError, Resumable):
+                    reply = await self._send(call)
+                    self._failed_calls.note_reply()
+        except (EnvError, Resumable) as failure:
+            if not shared.failed_with:  # This call was sent. The equal calls that wait for it fail with it.
+                shared.failed_with = self._failed_calls.note_failure(failure)
+                self._shared_calls.pop(call.key, None)  # A later call is sent again.
             # A resumed run may repeat the call with another number of requests, and `spent` must be the same.
             # So a failed call is always one call without tokens.
             call.bill.spent += Spending(calls=1)
             client.counts["errors"] += 1
-            raise
+            raise shared.failed_with from None
         if reply.label:
             client.counts[f"outcomes/{reply.label}"] += 1
         return reply
-
-    @asynccontextmanager
-    async def _one_at_a_time(self, key: str) -> AsyncIterator[None]:
-        """Let equal calls wait for each other, so that those that wait find the reply in the journal.
-
-        If the call fails, they fail with it. Without a journal there is nothing to wait for.
-        """
-        if not self.journal.is_on_disk:
-            yield
-            return
-        shared = self._shared_calls.setdefault(key, SharedCall())
-        async with shared.lock:
-            if shared.failed_with:
-                raise shared.failed_with
-            try:
-                yield
-            except (EnvError, Resumable) as failure:
-                shared.failed_with = failure
-                del self._shared_calls[key]  # A later call is sent again.
-                raise
 
     async def _send(self, call: Call) -> Reply:
         """Send the request of a call until there is a reply.
@@ -259,11 +284,11 @@ class Environment:
 
         The estimated cost is reserved in the budget, and written to the journal before the request is sent.
         However the request ends, bill, budget and journal are then charged with what it may have cost.
-        Raises OutOfBudget or LimitReached before a request that does not fit, and what the source's attempt
-        raises.
+        Raises OutOfBudget or LimitReached before a request that does not fit, Busy if it takes too long, and
+        what the source's attempt raises.
         """
-        client, messages = call.client, call.messages
-        estimate = client.estimate(messages)
+        client = call.client
+        estimate = client.estimate(call.messages)
         call.bill.check(estimate)
         await self.budget.reserve(estimate)
         cost_if_lost = replace(estimate, lost_usd=estimate.usd)
@@ -274,14 +299,23 @@ class Environment:
             raise
         if failures == 0:
             client.counts["paid"] += 1
+        limit = client.time_limit.seconds(failures)
+        loop = asyncio.get_running_loop()
+        begin = loop.time()
         # A request that is cancelled, or in which a user's object raises EnvError, may be billed. So its
         # estimate is charged, unless a reply or the source's error says what it costs.
         cost = cost_if_lost
         reply: Reply | None = None
         try:
-            reply = await client.time_limit.attempt(messages, call.caller, failures=failures)
+            async with asyncio.timeout(limit) as timer:
+                reply = await client.source.attempt(call.messages, call.caller)
             cost = client.price.of_call(reply.tokens_in, reply.tokens_out)
+            client.time_limit.note_reply(loop.time() - begin)
             return reply
+        except TimeoutError:
+            if not timer.expired():  # The source has raised it itself.
+                raise
+            raise Busy(f"no complete response within {limit:g} s", may_be_billed=True) from None
         except Busy as busy:
             if not busy.may_be_billed:
                 cost = Spending()
@@ -290,28 +324,14 @@ class Environment:
             cost = Spending(calls=1)
             raise
         finally:
-            if cost is cost_if_lost:
-                client.counts["lost"] += 1
-            self._charge(call, number, estimate, cost, reply)
-
-    def _charge(
-        self, call: Call, number: int, estimate: Spending, cost: Spending, reply: Reply | None
-    ) -> None:
-        """Charge bill, budget and journal with the cost of a request, which has a number in the journal.
-
-        The journal comes last, because a full disk must not leave the reservation in the budget.
-        """
-        client = call.client
-        if reply is None:
-            client.counts["failed_requests"] += 1
-        else:
-            client.counts["tokens_in"] += reply.tokens_in
-            client.counts["tokens_out"] += reply.tokens_out
-            call.bill.spent += cost
-        call.bill.charged += cost
-        self.budget.settle(estimate, cost)
-        prompt = call.messages[-1]["content"]
-        self.journal.end(number, call.key, cost, reply, source=client.source.name, prompt=prompt)
+            client.count_request(reply, is_lost=cost is cost_if_lost)
+            call.bill.charged += cost
+            if reply:
+                call.bill.spent += cost
+            self.budget.settle(estimate, cost)
+            # The journal comes last, because a full disk must not leave the reservation in the budget.
+            prompt = call.messages[-1]["content"]
+            self.journal.end(number, call.key, cost, reply, source=client.source.name, prompt=prompt)
 
     async def close(self) -> None:
         """Close the connections. Another call opens new ones."""

@@ -5,12 +5,10 @@ sent again. But a server may be slow because of load, which more requests increa
 each request of a call that got no reply.
 """
 
-import asyncio
 from collections import deque
 from statistics import median
 
-from prompt_r1.environments.sources import Busy, Caller, Reply, Source
-from prompt_r1.types import Message
+from prompt_r1.environments.sources import Source
 
 # Much longer than usual is four times the median time of the last 200 replies, and at least 10 seconds. With
 # fewer than 50 replies, nothing is known about the usual time.
@@ -25,26 +23,12 @@ class TimeLimit:
         self._source = source
         self._reply_seconds: deque[float] = deque(maxlen=WINDOW)
 
-    async def attempt(self, messages: list[Message], caller: Caller, *, failures: int) -> Reply:
-        """Let the source make one attempt, after `failures` requests of the call that got no reply.
+    def note_reply(self, seconds: float) -> None:
+        """Note that a request got its reply after so many seconds."""
+        self._reply_seconds.append(seconds)
 
-        Raises Busy if it takes too long, and what the attempt raises.
-        """
-        limit = self._seconds(failures)
-        loop = asyncio.get_running_loop()
-        begin = loop.time()
-        try:
-            async with asyncio.timeout(limit) as timer:
-                reply = await self._source.attempt(messages, caller)
-        except TimeoutError:
-            if not timer.expired():  # The source has raised it itself.
-                raise
-            raise Busy(f"no complete response within {limit:g} s", may_be_billed=True) from None
-        self._reply_seconds.append(loop.time() - begin)
-        return reply
-
-    def _seconds(self, failures: int) -> float | None:
-        """The limit in seconds; None: no limit."""
+    def seconds(self, failures: int) -> float | None:
+        """The limit of a request after `failures` requests of its call that got no reply; None: no limit."""
         longest = self._source.timeout
         if longest is None or not self._source.resends_slow or len(self._reply_seconds) < MIN_REPLIES:
             return longest

@@ -6,7 +6,6 @@ import sys
 import threading
 from dataclasses import dataclass, field
 from inspect import signature
-from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -16,14 +15,22 @@ from prompt_r1.environments.endpoint import Endpoint
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.own import OwnSource
 from prompt_r1.environments.sources import CALL_DEADLINE
-from prompt_r1.environments.time_limit import TimeLimit
 from prompt_r1.errors import EnvError
 from prompt_r1.model.distributed import start_ranks
 from prompt_r1.types import GameSettings
 from tests.support.at_once import at_once
 from tests.support.clock import run_jumping
+from tests.support.counting import CountingSource
 from tests.support.paths import ROOT
-from tests.support.providers import HELLO, OK, environment_of, environment_over, open_environment, reply
+from tests.support.providers import (
+    HELLO,
+    OK,
+    attempt,
+    environment_of,
+    environment_over,
+    open_environment,
+    reply,
+)
 
 
 @dataclass
@@ -112,22 +119,19 @@ def test_no_request_has_more_than_the_whole_time():
     assert 170 <= seconds_of_a_call(SlowServer(usual=50.0), [190.0]) <= 171
 
 
-class TimingOut:
+class TimingOut(CountingSource):
     """A source whose attempts have no limit, and end with an error of its own."""
 
-    name = "timing out"
-    timeout = None
     resends_slow = True
 
-    async def attempt(self, messages: list[object], caller: object) -> None:
-        raise TimeoutError("its own")
+    def __init__(self) -> None:
+        super().__init__(TimeoutError("its own"))
 
 
 def test_a_source_without_a_limit_may_raise_a_timeout_error_of_its_own():
     """A bug: the message about a limit of None raised a TypeError."""
-    limit = TimeLimit(TimingOut())
     with pytest.raises(TimeoutError, match="its own"):
-        asyncio.run(limit.attempt([], Mock(), failures=0))
+        asyncio.run(attempt(TimingOut()))
 
 
 class HangingObject:
