@@ -9,8 +9,8 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+from prompt_r1.chat_template import encodable
 from prompt_r1.errors import UsageError, first_line
-from prompt_r1.programs.reading import json_object
 
 Fields = Mapping[str, Any]
 NumberedRows = Iterable[tuple[int, object]]  # Rows with their numbers, from 1.
@@ -87,12 +87,10 @@ def _table(path: Path) -> NumberedRows:
     number = 0  # the number of the last row
     try:
         columns = rows.fieldnames or []
-        names = ", ".join(columns)[:80]
-        if len(set(columns)) < len(columns):
-            raise UsageError(f"{path}: two columns have the same name: {names}")
         for number, row in enumerate(rows, start=1):
             # DictReader gives surplus cells the name None, and a missing cell the value None.
             if None in row or None in row.values():
+                names = ", ".join(columns)[:80]
                 raise UsageError(
                     f"{path}, row {number}: more or fewer cells than the {len(columns)} columns ({names}): a "
                     "text with the separator or line breaks in it needs double quotes at both ends"
@@ -111,7 +109,7 @@ def _parquet(path: Path) -> NumberedRows:
 
         with pq.ParquetFile(path) as file:
             batches = file.iter_batches(batch_size=BATCH)
-            rows = (row for batch in batches for row in _rows_of_batch(batch))
+            rows = (row for batch in batches for row in batch.to_pylist())
             yield from enumerate(rows, start=1)
     except Exception as error:  # pyarrow's own errors, or a value that Python has no type for
         raise UsageError(f"{path}: not readable as parquet ({first_line(error)})") from None
@@ -141,25 +139,7 @@ def _hub_rows(name: str) -> Iterator[object]:
         ) from error
     # The rows are read as Arrow, so that images and sounds among the columns are not decoded.
     for batch in table.with_format("arrow").iter(batch_size=BATCH):
-        yield from _rows_of_batch(batch)
-
-
-def _rows_of_batch(batch: Any) -> list[dict[str, Any]]:
-    """The rows of an Arrow batch.
-
-    The package `datasets` stores a column of labels as numbers, and the names of the labels beside the
-    schema. The rows have the names; a number without a name becomes None.
-    """
-    rows: list[dict[str, Any]] = batch.to_pylist()
-    note = json_object((batch.schema.metadata or {}).get(b"huggingface", b""))
-    features = note.get("info", {}).get("features", {})
-    for column in batch.schema.names:
-        feature = features.get(column)
-        if isinstance(feature, Mapping) and feature.get("_type") == "ClassLabel":
-            names = dict(enumerate(feature["names"]))
-            for row in rows:
-                row[column] = names.get(row[column])
-    return rows
+        yield from batch.to_pylist()
 
 
 def _prompts_and_stories(path: Path) -> NumberedRows:
@@ -193,45 +173,27 @@ def fields_of(row: object) -> Fields:
 
 
 def text_field(row: Fields, field: str, *, may_be_blank: bool = False) -> str:
-    """The text of a field. Raises BadRow if it is missing, is not a text, or is blank but must not be."""
+    """The text of a field. Raises BadRow if it is missing, is not a text, or is blank but must not be.
+
+    JSON may hold half a character (a lone surrogate), which becomes "?".
+    """
     if field not in row:
         raise BadRow(f"the field {field} is missing")
     value = row[field]
     if not isinstance(value, str):
         raise BadRow(f"the field {field} must be a text, not {describe(value)}")
-    is_allowed_blank = may_be_blank and not value.strip()
-    if not is_allowed_blank:
-        _check_text(value, field)
-    return value
+    if not value.strip() and not may_be_blank:
+        raise BadRow(f"the field {field} contains an empty text")
+    return encodable(value)
 
 
 def text_or_number(value: object, field: str) -> str:
-    """A text that is not blank, or a number; 1945.0 is 1945. Raises BadRow for anything else.
-
-    A person writes a number with at most 15 digits. More digits come from rounding, in arithmetic (0.1 + 0.2)
-    or in a column of 32 bits, where 1.1 becomes 1.100000023841858. No agent would write them.
-    """
+    """A text that is not blank, or a number; 1945.0 is 1945. Raises BadRow for anything else."""
     if isinstance(value, str):
-        _check_text(value, field)
-        return value
+        return text_field({field: value}, field)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < math.inf:
         raise BadRow(f"the field {field} must contain texts or numbers, not {describe(value)}")
-    if value == int(value):
-        return str(int(value))
-    if float(f"{value:.15g}") != value:
-        raise BadRow(
-            f"the field {field} contains {value!r}, whose last digits come from rounding: write it as a "
-            "text, with the digits that an answer should have"
-        )
-    return repr(float(value))
-
-
-def _check_text(text: str, field: str) -> None:
-    """Raise BadRow for a text that is blank, or that no tokenizer accepts."""
-    if not text.strip():
-        raise BadRow(f"the field {field} contains an empty text")
-    if re.search("[\ud800-\udfff]", text):
-        raise BadRow(f"the field {field} contains half a character (a lone surrogate)")
+    return str(int(value)) if value == int(value) else repr(float(value))
 
 
 def gold_answers(value: object, field: str) -> tuple[str, ...]:

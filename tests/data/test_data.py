@@ -116,7 +116,6 @@ GOOD = {"id": "1", "question": "Where?", "answers": ["Paris"]}
         ({"answers": ["x"]}, r"question is missing \(there are: 'answers'\): name the columns question and"),
         ({"question": None, "answers": ["x"]}, "question must be a text, not null"),
         ({"question": " \n", "answers": ["x"]}, "question contains an empty text"),
-        ({"question": "a\ud800", "answers": ["x"]}, "lone surrogate"),
         ({"question": "Q?"}, "answers is missing"),
         ({"question": "Q?", "answers": []}, "answers has no gold answer"),
         ({"question": "Q?", "answers": [["x"]]}, "not list"),
@@ -240,8 +239,6 @@ def test_a_table_with_the_usual_columns_needs_no_conversion(tmp_path: Path, suff
         ('question,answer\nA?,B\nC?,"D" E\n', "row 2: not readable .*at both ends of a text, and double"),
         ('question,answer\nA?,"B\nC?,D\n', "row 1: not readable"),
         ("question,answer\n,x\n", "row 1: the field question contains an empty text"),
-        # The gold was "wrong": the last column of a name replaced the others.
-        ("question,answer,answer\nA?,right,wrong\n", "two columns have the same name"),
         ("question,answer\n", "there are no questions in it"),
     ],
 )
@@ -260,6 +257,8 @@ def test_a_table_that_would_be_read_otherwise_than_it_was_written_is_refused(tmp
         (1945.0, ("1945",)),
         (-0.0, ("0",)),
         (-0.5, ("-0.5",)),
+        (0.1 + 0.2, ("0.30000000000000004",)),
+        ("Who\ud800", ("Who?",)),
         ([1945.0, "1945.0", "a|b"], ("1945", "1945.0", "a|b")),
         *(
             (text, (text,))
@@ -292,7 +291,6 @@ def test_the_first_field_of_answers_counts(tmp_path: Path) -> None:
         ("It is 6.\n#### 6", "a whole solution with ####: .*data convert --from gsm8k --in FILE"),
         (["It is 6.\n#### 6"], "a whole solution with ####"),
         (True, "not bool"),
-        (0.1 + 0.2, "contains 0.30000000000000004, whose last digits come from rounding: write it as a text"),
     ],
 )
 def test_an_answer_that_is_none_by_its_form_is_refused(tmp_path: Path, answer: object, reason: str) -> None:
@@ -309,7 +307,6 @@ def test_an_answer_that_is_none_by_its_form_is_refused(tmp_path: Path, answer: o
         (pa.array([1_234_567_891], pa.timestamp("ns", tz="Europe/Paris")), "as parquet|not Timestamp"),
         (pa.array([2**62], pa.duration("s")), ": not readable as parquet"),
         (pa.array([datetime.date(1, 2, 3)]), "answer must contain texts or numbers, not date"),
-        (pa.array([1.1], pa.float32()), "contains 1.100000023841858, whose last digits come from rounding"),
     ],
 )
 def test_columns_of_answers_that_are_none_are_refused(tmp_path, column, reason):
@@ -318,19 +315,6 @@ def test_columns_of_answers_that_are_none_are_refused(tmp_path, column, reason):
     pq.write_table(table, tmp_path / "own.parquet")
     with pytest.raises(UsageError, match=reason):
         load_questions(tmp_path / "own.parquet")
-
-
-def test_labels_that_are_stored_as_numbers_are_read_by_their_names(tmp_path):
-    """A bug: in files of the package `datasets`, the gold of MMLU's answer C was 2."""
-    labels = {"names": ["A", "B", "C", "D"], "_type": "ClassLabel"}
-    note = {"info": {"features": {"question": {"dtype": "string", "_type": "Value"}, "answer": labels}}}
-    table = pa.table({"question": ["Which?", "What?"], "answer": [2, 0]})
-    pq.write_table(
-        table.replace_schema_metadata({"huggingface": json.dumps(note)}), tmp_path / "mmlu.parquet"
-    )
-    assert [question.answers for question in load_questions(tmp_path / "mmlu.parquet")] == [("C",), ("A",)]
-    pq.write_table(table, tmp_path / "numbers.parquet")
-    assert [question.answers for question in load_questions(tmp_path / "numbers.parquet")] == [("2",), ("0",)]
 
 
 def test_the_rows_of_a_parquet_file_are_numbered_up_to_its_end(tmp_path):
