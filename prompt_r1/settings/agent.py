@@ -100,10 +100,13 @@ class AgentConfig(EnvironmentConfig):
         "Qwen/Qwen3-4B", "run or model folder, .gguf, hub id, smollm2, mini", everyday=True
     )
     env: str = setup_setting(
-        "gpt-4o-mini", "mini, smollm2, MODEL, MODEL@URL, hf:DIR, py:MODULE:NAME, none", everyday=True
+        "gpt-4o-mini",
+        "mini, smollm2, MODEL, MODEL@URL, hf:DIR, py:MODULE:NAME, none",
+        everyday=True,
+        code_prefix=OBJECT_PREFIX,
     )
     data: tuple[str, ...] = setup_setting(
-        (), "mini, files, hf:ORG/NAME:SPLIT, py:MODULE:FUNCTION", everyday=True
+        (), "mini, files, hf:ORG/NAME:SPLIT, py:MODULE:FUNCTION", everyday=True, code_prefix=OBJECT_PREFIX
     )
     seed: int = setup_setting(0, "seed of mini world, question order, sampling", SEED, everyday=True)
     instruction: str = game_setting(
@@ -116,14 +119,14 @@ class AgentConfig(EnvironmentConfig):
     rule: str = game_setting(
         "paper", "reward: the paper's (eqs 12-15) or its release's", choices=tuple(RULES)
     )
-    reward: str = game_setting("", "your MODULE:FUNCTION in place of the reward (eq. 15)")
+    reward: str = game_setting("", "your MODULE:FUNCTION in place of the reward (eq. 15)", code_prefix="")
     temperature: float = game_setting(1.0, "temperature in training; validation is greedy", Range(low=1e-6))
     val_data: tuple[str, ...] = instrument_setting(
-        (), "files, none, or held-out: a tenth (default of files)", everyday=True
+        (), "files, none, or held-out: a tenth (default of files)", everyday=True, code_prefix=OBJECT_PREFIX
     )
     val_limit: int = instrument_setting(256, "validation questions, stratified by dataset", AT_LEAST_1)
     test_data: tuple[str, ...] = instrument_setting(
-        (), "test questions at the end; none: no test", everyday=True
+        (), "test questions at the end; none: no test", everyday=True, code_prefix=OBJECT_PREFIX
     )
     dtype: str = machine_setting(
         "bfloat16", "matrix products on GPUs; all else: float32", choices=("float32", "bfloat16")

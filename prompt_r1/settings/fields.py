@@ -51,6 +51,8 @@ class Setting:
     # Whether a resumed run, and all answers of an evaluation, need the same value.
     defines_experiment: bool = False
     may_be_empty: bool = False  # whether an empty text means something
+    # A text that begins with this prefix names code of the user. "": every text does; None: no text does.
+    code_prefix: str | None = None
     group: str = ""  # its heading in --help-all
     default_text: str = ""  # what the help says in place of the default; "": the default itself
 
@@ -63,6 +65,13 @@ class Setting:
     def flag(self) -> str:
         """Its command-line flag."""
         return flag_of(self.name)
+
+    def names_code(self, value: Any) -> bool:
+        """Whether a value of the setting names code of the user, alone or in a list."""
+        if self.code_prefix is None:
+            return False
+        texts = value if self.takes_several else value.split(",")
+        return any(text and text.strip().startswith(self.code_prefix) for text in texts)
 
     def checked(self, value: object, name: str) -> Any:
         """The value from a flag or a file. A text is converted to the type of the setting.
@@ -123,6 +132,13 @@ def _type_of(annotation: Any) -> Any:
 def flag_of(name: str) -> str:
     """The command-line flag of a setting."""
     return "--" + name.replace("_", "-")
+
+
+def shown(value: Any) -> str:
+    """A value as one types it on a command line."""
+    if isinstance(value, tuple):
+        return " ".join(value)
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def experiment_values(config: Any) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from prompt_r1.errors import UsageError
 from prompt_r1.programs.command_line import Parser, program_name
-from prompt_r1.settings.fields import Setting, did_you_mean, settings_of
+from prompt_r1.settings.fields import Setting, did_you_mean, settings_of, shown
 
 Preset = Mapping[str, Any]  # values by the names of their settings
 METAVARS: dict[object, str] = {int: "N", float: "X", bool: "true|false", str: "TEXT"}
@@ -98,17 +98,10 @@ def _help_line(setting: Setting, presets: Mapping[str, Preset]) -> str:
     if setting.default_text:
         return f"{setting.help} (default: {setting.default_text})"
     preset_values = {
-        name: _shown(preset.get(setting.name, setting.default)) for name, preset in presets.items()
+        name: shown(preset.get(setting.name, setting.default)) for name, preset in presets.items()
     }
-    default = next(iter(preset_values.values()), _shown(setting.default))
+    default = next(iter(preset_values.values()), shown(setting.default))
     if not default:
         return setting.help
     others = [f"{name}: {value}" for name, value in preset_values.items() if value not in ("", default)]
     return f"{setting.help} ({'; '.join([default, *others])})"
-
-
-def _shown(value: Any) -> str:
-    """A value as one types it on a command line."""
-    if isinstance(value, tuple):
-        return " ".join(value)
-    return str(value).lower() if isinstance(value, bool) else str(value)

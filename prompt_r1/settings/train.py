@@ -1,6 +1,5 @@
 """Settings of train.py. Flags override a preset or a YAML file, which overrides the defaults."""
 
-import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,15 +17,17 @@ from prompt_r1.settings.agent import (
     instrument_setting,
     machine_setting,
 )
-from prompt_r1.settings.fields import ABOVE_0, AT_LEAST_1, LEARNING_RATE, Range, flag_of, read_yaml, setting
-from prompt_r1.settings.functions import OBJECT_PREFIX
-
-# In these settings, MODULE:FUNCTION names code of the user.
-FUNCTIONS = ("reward", "loss_function", "advantage_function")
-# These settings are texts for a model, and name no code.
-TEXTS = ("env_system", "env_args")
-# In all other settings, py:MODULE:NAME names code of the user, alone or in a list.
-NAME_OF_CODE = re.compile(rf"(^|[\s,]){OBJECT_PREFIX}")
+from prompt_r1.settings.fields import (
+    ABOVE_0,
+    AT_LEAST_1,
+    LEARNING_RATE,
+    Range,
+    flag_of,
+    read_yaml,
+    setting,
+    settings_of,
+    shown,
+)
 
 run_setting = partial(setting, group="the run", everyday=True)
 algorithm_setting = partial(setting, group="the algorithm", defines_experiment=True)
@@ -60,14 +61,16 @@ class TrainConfig(AgentConfig):
     loss: str = algorithm_setting(
         "sequence-mean", "how tokens are averaged", choices=("sequence-mean", "token-mean")
     )
-    loss_function: str = algorithm_setting("", "your MODULE:FUNCTION in place of the loss (eq. 17)")
+    loss_function: str = algorithm_setting(
+        "", "your MODULE:FUNCTION in place of the loss (eq. 17)", code_prefix=""
+    )
     advantage: str = algorithm_setting(
         "standardised",
         "eq. 16; centred does not divide by the std of the group",
         choices=("standardised", "centred"),
     )
     advantage_function: str = algorithm_setting(
-        "", "your MODULE:FUNCTION that changes advantages, also by turn"
+        "", "your MODULE:FUNCTION that changes advantages, also by turn", code_prefix=""
     )
     mask_truncated: bool = algorithm_setting(
         False, "leave out games that --max-new or --max-tokens cut; the loss is the mean over the others"
@@ -170,15 +173,11 @@ def settings_of_file(source: str, flags: Collection[str]) -> dict[str, Any]:
         presets = ", ".join(PRESETS)
         raise UsageError(f"--config {source!r}: neither a preset ({presets}) nor a YAML file")
     values = read_yaml(path, TrainConfig)
-    for name, value in values.items():
-        if name in flags or name in TEXTS:
-            continue
-        text = " ".join(value) if isinstance(value, tuple) else str(value)
-        names_code = bool(text) if name in FUNCTIONS else NAME_OF_CODE.search(text)
-        if names_code:
+    for entry in settings_of(TrainConfig):
+        if entry.name in values and entry.name not in flags and entry.names_code(values[entry.name]):
             raise UsageError(
-                f"{source}: {name} names code, which is imported only if the command line names it: give "
-                f"{flag_of(name)} {text}"
+                f"{source}: {entry.name} names code, which is imported only if the command line names it: "
+                f"give {entry.flag} {shown(values[entry.name])}"
             )
     return values
 

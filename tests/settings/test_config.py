@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 import pytest
 
@@ -9,9 +10,10 @@ from prompt_r1.environments.specs import open_environment
 from prompt_r1.errors import UsageError
 from prompt_r1.reward import RULE_WITHOUT_ENVIRONMENT
 from prompt_r1.settings.agent import HELD_OUT, INSTRUCTION_WITHOUT_ENVIRONMENT, INSTRUCTIONS, AgentConfig
-from prompt_r1.settings.fields import Range, check_number, read_yaml, write_yaml
+from prompt_r1.settings.fields import Range, check_number, read_yaml, settings_of, write_yaml
 from prompt_r1.settings.train import TrainConfig
 from prompt_r1.training.preflight import read_training, warnings_of
+from prompt_r1.training.run import RunQuestions
 from tests.support.settings import train_config
 
 
@@ -146,6 +148,24 @@ def test_code_is_imported_only_if_the_command_line_names_it(tmp_path, monkeypatc
     assert read_training(["--config", str(file), *own.split()]).config.reward == "stranger:metric"
     assert (tmp_path / "executed").exists()
     sys.modules.pop("stranger")
+
+
+STRANGE = ["stranger:rows", "py:stranger:rows", "mini,py:stranger:rows", ["mini", "py:stranger:rows"]]
+
+
+@pytest.mark.parametrize("setting", settings_of(TrainConfig), ids=lambda setting: setting.name)
+def test_no_setting_of_a_file_imports_code(setting, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*sys.path, str(tmp_path)])
+    (tmp_path / "stranger.py").touch()
+    (tmp_path / "own.jsonl").write_text('{"question": "Who?", "answer": "Anna"}\n')
+    sound = {"agent": "mini", "env": "mini", "data": "own.jsonl", "val_data": "none", "test_data": "none"}
+    for value in STRANGE:
+        lines = [f"{key}: {text}" for key, text in (sound | {setting.name: value}).items()]
+        (tmp_path / "foreign.yaml").write_text("\n".join(lines))
+        with suppress(UsageError):
+            RunQuestions.read(read_training(["--config", "foreign.yaml"]).config)
+        assert "stranger" not in sys.modules, value
 
 
 def test_texts_for_a_model_name_no_code(tmp_path):
