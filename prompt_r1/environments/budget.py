@@ -60,12 +60,13 @@ def parse_prices(texts: Sequence[str], names: Sequence[str]) -> dict[str, Price]
     return dict(zip(names, prices, strict=True))
 
 
-def check_usd_limit(flag: str, prices: Iterable[Price], reply_limits: Iterable[int | None]) -> None:
+def check_usd_limit(flag: str, sources: Iterable[tuple[Price, int | None]]) -> None:
     """Raise UsageError if a limit of dollars cannot be kept. `flag` names it as the user gave it.
 
-    `reply_limits` are the most tokens of a reply of each environment that is not free.
+    `sources` has the price of each source, and the most tokens of its replies (None: nothing limits them).
     """
-    if all(price == FREE for price in prices):
+    reply_limits = [reply_limit for price, reply_limit in sources if price != FREE]
+    if not reply_limits:
         raise UsageError(
             f"{flag} needs --env-price IN,OUT above 0 (env_price of `load`): without a price, dollars are "
             "not counted"

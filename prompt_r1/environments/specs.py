@@ -25,18 +25,22 @@ from prompt_r1.settings.functions import OBJECT_PREFIX, import_object
 if TYPE_CHECKING:  # torch is not imported here, so that a wrong SPEC is reported at once.
     import torch
 
-MINI_ENVIRONMENTS: Mapping[str, type[Answering]] = {
-    "mini": MiniEnvironment,
-    "mini-b": MiniEnvironmentB,
-    "mini-mute": MuteEnvironment,
+# How the environments of this package are made, with the seed of the run.
+MINI_ENVIRONMENTS: Mapping[str, Callable[[int], Answering]] = {
+    "mini": lambda seed: MiniEnvironment(seed=seed),
+    "mini-b": lambda seed: MiniEnvironmentB(seed=seed),
+    "mini-mute": lambda seed: MuteEnvironment(),
 }
-BUILT_IN: Mapping[str, type[Answering]] = {
+BUILT_IN: Mapping[str, Callable[[int], Answering]] = {
     **MINI_ENVIRONMENTS,
-    "none": MuteEnvironment,  # An agent without an environment answers at once, and asks nothing.
+    "none": lambda seed: (
+        MuteEnvironment()
+    ),  # An agent without an environment answers at once, and asks nothing.
 }
 NameForm = Literal["object", "local", "url", "model"]
 Opener = Callable[[int, "torch.device | None"], Source]
 """Opens a source, with the seed of the run and the device of the models in this process."""
+LOCAL_MAX_TOKENS = 1024  # tokens of a local model's reply; --env-args '{"max_tokens": N}' changes the limit
 RESERVED_FIELDS = ("model", "messages", "stream", "n")  # fields of a request that users may not set
 
 
@@ -100,38 +104,35 @@ def open_account(
     return Account(journal, budget)
 
 
-def check_usd_limit_of(
-    flag: str, spec: str, config: EnvironmentConfig, prices: Mapping[str, Price] | None = None
-) -> None:
-    """Raise UsageError if a limit of dollars cannot be kept with the environments of a SPEC.
+@dataclass(frozen=True)
+class CheckedSource:
+    """What one name stands for, and is opened later."""
 
-    `flag` names the limit, and `prices`, by the names of environments, replaces --env-price.
-    """
-    names = spec.split(",")
-    prices = parse_prices(config.env_price, names) if prices is None else prices
-    limit = limit_in(parse_fields(config.env_args))
-    # The replies of a local model always have a limit, so it is left out.
-    reply_limits = [limit for name in names if prices[name] != FREE and form_of_name(name) != "local"]
-    check_usd_limit(flag, prices.values(), reply_limits)
+    open: Opener
+    price: Price
+    reply_limit: int | None  # the most tokens of a reply; None: nothing limits them
 
 
 @dataclass(frozen=True)
 class CheckedEnvironment:
-    """An environment whose SPEC and settings were checked. `open_environment` opens it, once."""
+    """An environment that was checked with its settings. `open_environment` opens it, once."""
 
     config: EnvironmentConfig
-    openers: Sequence[Opener]  # one for each name of the SPEC
-    prices: Sequence[Price]  # one for each name
+    sources: Sequence[CheckedSource]
+
+    def check_usd_limit(self, flag: str) -> None:
+        """Raise UsageError if the limit of dollars that `flag` names cannot be kept."""
+        check_usd_limit(flag, [(source.price, source.reply_limit) for source in self.sources])
 
 
 def check_environment(
-    spec: str,
+    env: str | Answering,
     config: EnvironmentConfig,
     *,
     trusted: Collection[str] = (),
     prices: Mapping[str, Price] | None = None,
 ) -> CheckedEnvironment:
-    """Check a SPEC and its settings, before an environment is opened.
+    """Check an environment with its settings, before it is opened. `env` is a SPEC, or a user's object.
 
     `trusted` has the names that the user trusts (`trusted_names`). `prices`, by the names of environments,
     replaces --env-price. Raises UsageError for wrong settings, for names that stand for no environment, and
@@ -140,34 +141,34 @@ def check_environment(
     Nothing here imports torch or loads a model. So the programs call this function first, to report an error
     at once.
     """
-    names = spec.split(",")
-    if prices is None:
-        prices = parse_prices(config.env_price, names)
+    if isinstance(env, str):
+        names = env.split(",")
+        if prices is None:
+            prices = parse_prices(config.env_price, names)
+        sources = [find_source(name, config, trusted, prices[name]) for name in names]
+    else:
+        [price] = parse_prices(config.env_price, ["env"]).values()
+        sources = [_source_of_object(lambda seed: env, config, price)]
+    Route(config.route, len(sources))  # This raises UsageError for a wrong route.
+    checked = CheckedEnvironment(config, sources)
     if config.max_env_usd:
-        check_usd_limit_of("--max-env-usd", spec, config, prices)
-    Route(config.route, len(names))  # This raises UsageError for a wrong route.
-    # All names are checked before the first model is loaded.
-    openers = [find_source(name, config, trusted, priced=prices[name] != FREE) for name in names]
-    return CheckedEnvironment(config, openers, [prices[name] for name in names])
+        checked.check_usd_limit("--max-env-usd")
+    return checked
 
 
-def find_source(name: str, config: EnvironmentConfig, trusted: Collection[str], *, priced: bool) -> Opener:
-    """Find what a name stands for, and return the function that opens it as a source.
-
-    Raises UsageError if it cannot be opened.
-    """
-    fields = parse_fields(config.env_args)
+def find_source(
+    name: str, config: EnvironmentConfig, trusted: Collection[str], price: Price
+) -> CheckedSource:
+    """Find what a name stands for. Raises UsageError if it cannot be opened."""
     form = form_of_name(name)
     if form == "object":
-        own = BUILT_IN[name] if name in BUILT_IN else _import(name, trusted)
+        make = BUILT_IN[name] if name in BUILT_IN else _import(name, trusted)
+        return _source_of_object(make, config, price, name=name)
 
-        def open_object(seed: int, device: "torch.device | None") -> Source:
-            return OwnSource(own, seed=seed, name=name, priced=priced, reply_limit=limit_in(fields))
-
-        return open_object
-
+    fields = parse_fields(config.env_args)
     if form == "local":
         _check_model_of(name)
+        fields = {"max_tokens": LOCAL_MAX_TOKENS, **fields}
 
         def open_local(seed: int, device: "torch.device | None") -> Source:
             from prompt_r1.environments.local import load_local  # It imports torch.
@@ -182,7 +183,7 @@ def find_source(name: str, config: EnvironmentConfig, trusted: Collection[str], 
                 device=device,
             )
 
-        return open_local
+        return CheckedSource(open_local, price, limit_in(fields))
 
     from prompt_r1.environments.endpoint import endpoint_of  # Other environments need no HTTP.
 
@@ -190,14 +191,27 @@ def find_source(name: str, config: EnvironmentConfig, trusted: Collection[str], 
     key = os.environ.get("OPENAI_API_KEY", "") if gets_key else ""
     endpoint = endpoint_of(name, key=key, fields=fields, system=config.env_system)
     endpoint.check_listening()
-    return lambda seed, device: endpoint
+    return CheckedSource(lambda seed, device: endpoint, price, endpoint.reply_limit)
 
 
-def _import(name: str, trusted: Collection[str]) -> Any:
-    """The object or the class that py:MODULE:NAME stands for. Importing it runs the user's code."""
+def _source_of_object(
+    make: Callable[[int], Any], config: EnvironmentConfig, price: Price, *, name: str = ""
+) -> CheckedSource:
+    """An object with `ask` as a source. `make` returns the object, for the seed of the run."""
+    reply_limit = limit_in(parse_fields(config.env_args))
+
+    def open_object(seed: int, device: "torch.device | None") -> Source:
+        return OwnSource(make(seed), seed=seed, name=name, priced=price != FREE, reply_limit=reply_limit)
+
+    return CheckedSource(open_object, price, reply_limit)
+
+
+def _import(name: str, trusted: Collection[str]) -> Callable[[int], Any]:
+    """Import the object or the class that py:MODULE:NAME stands for. Importing it runs the user's code."""
     if name not in trusted:
         raise UsageError(f"a file names {name!r}, which runs code: give it as --env")
-    return import_object(name.removeprefix(OBJECT_PREFIX), where=f"the environment {name!r}")
+    own = import_object(name.removeprefix(OBJECT_PREFIX), where=f"the environment {name!r}")
+    return lambda seed: own
 
 
 def _check_model_of(name: str) -> None:
@@ -207,19 +221,6 @@ def _check_model_of(name: str) -> None:
         gguf_file(folder)  # This raises UsageError if the file cannot be used.
     elif not (Path(folder) / "config.json").exists():
         raise UsageError(f"the environment {name!r}: there is no Hugging Face model in {folder!r}")
-
-
-def check_own(own: Answering, config: EnvironmentConfig) -> CheckedEnvironment:
-    """Check the settings of a user's object that Python code passes itself, not as a SPEC."""
-    [price] = parse_prices(config.env_price, ["env"]).values()
-    reply_limit = limit_in(parse_fields(config.env_args))
-    if config.max_env_usd:
-        check_usd_limit("--max-env-usd", [price], [reply_limit])
-
-    def open_object(seed: int, device: "torch.device | None") -> Source:
-        return OwnSource(own, seed=seed, priced=price != FREE, reply_limit=reply_limit)
-
-    return CheckedEnvironment(config, [open_object], [price])
 
 
 def open_environment(
@@ -237,10 +238,10 @@ def open_environment(
     config = checked.config
     account = account or open_account(config)
     return Environment(
-        [open_source(seed, device) for open_source in checked.openers],
+        [source.open(seed, device) for source in checked.sources],
         journal=account.journal,
         budget=account.budget,
-        prices=checked.prices,
+        prices=[source.price for source in checked.sources],
         route=config.route,
         concurrency=config.env_concurrency,
     )

@@ -13,7 +13,6 @@ import sys
 from importlib.util import find_spec
 from ipaddress import ip_address
 
-from prompt_r1.environments.specs import check_usd_limit_of
 from prompt_r1.errors import UsageError
 from prompt_r1.pair.settings import ChosenPair, ServeConfig, read_pair
 from prompt_r1.programs.command_line import run_program
@@ -28,7 +27,7 @@ def main(arguments: list[str]) -> None:
     chosen = read_pair(ServeConfig, arguments)
     config = chosen.config
     if config.request_usd:
-        check_usd_limit_of("--request-usd", config.env, config)
+        chosen.environment.check_usd_limit("--request-usd")
     missing = [package for package in PACKAGES if find_spec(package) is None]
     if missing:
         raise UsageError(f"the server needs {' and '.join(missing)}: pip install {' '.join(missing)}")

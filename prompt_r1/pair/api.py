@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from prompt_r1.chat_template import encodable
-from prompt_r1.environments.budget import FREE, Bill, check_usd_limit
+from prompt_r1.environments.budget import Bill, check_usd_limit
 from prompt_r1.environments.check import check_servers
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.own import Answering
-from prompt_r1.environments.specs import check_own, open_environment
+from prompt_r1.environments.specs import check_environment, open_environment
 from prompt_r1.errors import EnvError, UsageError
 from prompt_r1.model.machine import pick_device, use_threads
 from prompt_r1.pair.agent import Agent, Sampling, check_question_length, load_agent, play_question
@@ -181,11 +181,8 @@ class Pair:
         """Start a game in the loop. Raises UsageError for dollars without a price, and for a closed pair."""
         if limits.usd is not None:
             clients = self._pair.environment.clients
-            check_usd_limit(
-                "Limits(usd=…)",
-                [client.price for client in clients],
-                [client.source.reply_limit for client in clients if client.price != FREE],
-            )
+            sources = [(client.price, client.source.reply_limit) for client in clients]
+            check_usd_limit("Limits(usd=…)", sources)
         with self._lock:
             if self._loop.is_closed():
                 raise UsageError("this pair is closed: load it again")
@@ -258,5 +255,5 @@ def load(
         given = ["env_args"] if env_args else []
         chosen = choose_pair(config, given, named)
     else:
-        chosen = ChosenPair(named, config, check_own(env, config))
+        chosen = ChosenPair(named, config, check_environment(env, config))
     return Pair(open_pair(chosen))

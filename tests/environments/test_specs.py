@@ -221,8 +221,8 @@ def test_env_args_that_are_no_json_are_refused_in_one_sentence(env_args) -> None
 
 def test_prices_of_one_environment_replace_those_of_the_run() -> None:
     checked = partial(check_environment, LARGE, EnvironmentConfig(env_price=("1,2",)))
-    assert checked().prices == [Price(1, 2)]
-    assert checked(prices={LARGE: Price(3, 4)}).prices == [Price(3, 4)]
+    assert [source.price for source in checked().sources] == [Price(1, 2)]
+    assert [source.price for source in checked(prices={LARGE: Price(3, 4)}).sources] == [Price(3, 4)]
 
 
 def test_all_environments_of_a_run_share_one_journal_and_one_budget(tmp_path: Path) -> None:
