@@ -11,6 +11,7 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
+from prompt_r1.environments.sources import Caller
 from prompt_r1.types import Message
 
 GAME, SECRET = "GuessTheNumber-v0", "game_number"  # or "Mastermind-v0", "secret_code"
@@ -39,13 +40,13 @@ def questions(split: str, seed: int) -> Iterator[dict[str, str]]:
 class Game:
     """Replies to the moves of a game as TextArena does."""
 
-    async def ask(self, messages: list[Message], session: str) -> str:
-        """Play all moves so far. `session` is the question's id, which the environment passes.
+    async def ask(self, messages: list[Message], caller: Caller) -> str:
+        """Play all moves so far. The id of the caller's question ends with the seed of its game.
 
         A method without `async` would be called in a thread, and threads share Python's global random state.
         """
         random_state = random.getstate()
-        env = start(int(session.rpartition("/")[2]))
+        env = start(int(caller.question.rpartition("/")[2]))
         env.get_observation()  # the rules
         replies = [reply_to(env, message["content"]) for message in messages if message["role"] == "user"]
         random.setstate(random_state)

@@ -2,8 +2,8 @@
 
 Here the prompt optimisers search without a model or a key (docs/worlds.md, "Against searched prompts"):
 
-    python evaluate.py --env py:studies.advice:AdvisedEnvironment \\
-        --optimizer-env py:studies.advice:MiniOptimizer --method direct opro textgrad gepa …
+    python evaluate.py --seed 0 --env py:studies.advice:environment_0 \\
+        --optimizer-env py:studies.advice:optimizer_0 --method direct opro textgrad gepa …
 
 Advice is a phrase of ADVICE, in a system message or in the prompt. It changes the skills of style A, and the
 probability that "Answer only." is obeyed. If it is not obeyed, the reply is a sentence. The random numbers of
@@ -15,6 +15,7 @@ the advice in the request. It does not read why replies were wrong.
 
 import random
 
+from prompt_r1.environments.sources import Caller
 from prompt_r1.miniworld.environment import (
     ANSWER_ONLY,
     ANSWER_ONLY_AT_END,
@@ -89,11 +90,14 @@ class MiniOptimizer:
 
     name = "mini-optimizer"
 
-    async def ask(self, messages: list[Message], *, sample: int = 0, seed: int = 0) -> str:
+    def __init__(self, seed: int = 0) -> None:
+        self.seed = seed
+
+    async def ask(self, messages: list[Message], caller: Caller) -> str:
         request = messages[-1]["content"]
         for opening, closing in MARKS:
             if opening in request:
-                rng = random.Random(f"{seed} {sample} {request}".encode("utf-8", "replace"))
+                rng = random.Random(f"{self.seed} {caller.sample} {request}".encode("utf-8", "replace"))
                 return f"{opening}{write_prompt(request.lower(), rng)}{closing}"
         return "The instruction lacks advice that would help here."
 
@@ -103,3 +107,8 @@ def write_prompt(request: str, rng: random.Random) -> str:
     kept = [phrase for phrase in ADVICE if phrase in request and rng.random() < KEPT]
     new = rng.sample(list(ADVICE), rng.choice((1, 1, 2)))
     return " ".join(f"{phrase.capitalize()}." for phrase in dict.fromkeys(kept + new))
+
+
+# For --seed N, --env is py:studies.advice:environment_N, which knows the world of this seed.
+environment_0, environment_1, environment_2 = (AdvisedEnvironment(seed=seed) for seed in range(3))
+optimizer_0, optimizer_1, optimizer_2 = (MiniOptimizer(seed) for seed in range(3))

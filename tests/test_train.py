@@ -98,7 +98,7 @@ def test_the_order_in_which_a_rank_plays_its_questions_does_not_change_the_mini_
 def test_a_call_names_its_question_the_number_of_its_game_and_the_epoch(asking_agent, tmp_path):
     """By these the journal tells apart equal prompts of different games, and a route chooses by the first."""
     data = write_questions(tmp_path, "Who?", "When?")
-    env = ["--env", "py:tests.support.own_environments:BySession"]
+    env = ["--env", "py:tests.support.own_environments:ByCaller"]
     # An agent that does not change, and a temperature at which most of its prompts are the same.
     epochs = ["--questions", 2, "--steps", 2, "--temperature", 0.3, "--lr", 1e-9, "--max-turns", 2]
     run = train_run(tmp_path, asking_agent, *env, "--data", data, "--group-size", 8, *epochs)

@@ -22,9 +22,8 @@ BYTES_PER_TOKEN = 4
 class Answering(Protocol):
     """What a user's environment needs: the method `ask` takes the chat messages of a game, and replies.
 
-    `ask` may have the parameters `session` (the question's id), `sample` (the number of the question's game)
-    and `seed` (of the run). With an attribute `samples = False`, equal calls are made once, if `ask` has
-    neither `session` nor `sample`.
+    `ask` may have a second parameter, `caller`, which says whose game calls. With an attribute
+    `samples = False`, equal calls are made once, if `ask` has no `caller`.
     """
 
     def ask(self, messages: list[Message]) -> str | Awaitable[str]:
@@ -38,10 +37,10 @@ class OwnSource(Source):
     """A source that asks an object of the user.
 
     If `ask` is no async function, each call runs in a thread, so that all other games go on while it waits.
-    If `own` is a class, it is instantiated, with the seed if it takes a seed. If calls are `priced`, tokens
-    are estimated from the length of the texts; otherwise they are 0. `reply_limit` is not enforced: it says
-    how many tokens the object writes at most. Raises UsageError for an object without `ask`, and for an error
-    in its class.
+    If `own` is a class, it is instantiated. `seed` is only part of the journal's keys. If calls are `priced`,
+    tokens are estimated from the length of the texts; otherwise they are 0. `reply_limit` is not enforced: it
+    says how many tokens the object writes at most. Raises UsageError for an object without `ask`, and for an
+    error in its class.
     """
 
     timeout = CALL_DEADLINE
@@ -50,28 +49,24 @@ class OwnSource(Source):
         self, own: Any, *, seed: int, name: str = "", priced: bool = False, reply_limit: int | None = None
     ) -> None:
         if inspect.isclass(own):
-            arguments = {"seed": seed} if "seed" in parameters_of(own) else {}
             with user_code(f"the environment {name or own!r}"):
-                own = own(**arguments)
+                own = own()
         function = getattr(own, "ask", None)
         if not callable(function):
             raise UsageError(f"the environment {name or own!r} has no method `ask(messages)`")
         self.name = name or str(getattr(own, "name", type(own).__name__))
         self.parameters: Mapping[str, object] = {"seed": seed}
         self._function: Callable[..., Any] = function
-        self._takes = parameters_of(function).keys() & {"session", "sample", "seed"}
-        # An object that knows the question or the game may reply to each differently.
-        knows_game = not self._takes.isdisjoint({"session", "sample"})
-        self.samples = knows_game or getattr(own, "samples", True)
+        self._takes_caller = "caller" in inspect.signature(function).parameters
+        # An object that knows the caller may reply to each game differently.
+        self.samples = self._takes_caller or getattr(own, "samples", True)
         self.reply_limit = reply_limit
         self._priced = priced
 
     async def attempt(self, messages: list[Message], caller: Caller) -> Reply:
-        known = {"session": caller.question, "sample": caller.sample, "seed": self.parameters["seed"]}
-        arguments = {name: known[name] for name in self._takes}
         # The user's code gets a copy, which it may change.
         copies = [Message(role=message["role"], content=message["content"]) for message in messages]
-        text = await self._call(copies, **arguments)
+        text = await self._call(copies, caller)
         if not isinstance(text, str):
             raise UsageError(f"the environment {self.name} returned {type(text).__name__}, not a string")
         reply = reply_of(text)
@@ -82,8 +77,9 @@ class OwnSource(Source):
         tokens_out = math.ceil(byte_count(text) / BYTES_PER_TOKEN)
         return replace(reply, tokens_in=tokens_in, tokens_out=tokens_out)
 
-    async def _call(self, messages: list[Message], **arguments: object) -> object:
+    async def _call(self, messages: list[Message], caller: Caller) -> object:
         """Call the user's `ask`. Raises UsageError for an error in the user's code."""
+        arguments = {"caller": caller} if self._takes_caller else {}
         what = f"the environment {self.name}"
 
         def ask() -> object:
@@ -95,14 +91,6 @@ class OwnSource(Source):
         # A decorated or partial async function does not look like one, so a thread may return a coroutine.
         with user_code(what, passes=(EnvError,)):
             return await reply if inspect.isawaitable(reply) else reply
-
-
-def parameters_of(function: Callable[..., object]) -> Mapping[str, inspect.Parameter]:
-    """The parameters of a function by their names."""
-    try:
-        return inspect.signature(function).parameters
-    except (TypeError, ValueError):  # A function that is written in C may have no signature.
-        return {}
 
 
 async def in_daemon_thread(call: Callable[[], object]) -> object:

@@ -79,7 +79,7 @@ LIMITS = [{"max_tokens": 9}, {"max_completion_tokens": 9}, {"max_tokens": 3, "ma
 def test_a_limit_of_dollars_needs_a_limit_of_each_reply(fields, tmp_path) -> None:
     """A bug: of $0.05, 64 first calls at once spent $0.615, because nobody knew how long replies are."""
     priced = {"max_env_usd": 1.0, "env_price": ("1,10",)}
-    for spec in ("large@http://a.test/v1", "mini", "py:tests.environments.test_specs:Seeded"):
+    for spec in ("large@http://a.test/v1", "mini", "py:tests.environments.test_specs:Constant"):
         for args in ("", '{"max_tokens": -1}', '{"max_tokens": null, "top_p": 1}'):
             with pytest.raises(UsageError, match="--max-env-usd needs a limit of each reply"):
                 open_environment(spec, env_args=args, **priced)

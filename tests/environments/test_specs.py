@@ -26,26 +26,14 @@ from tests.support.at_once import at_once
 from tests.support.providers import HELLO, KEY, open_environment, reply
 
 
-class Seeded:
-    """A user's environment that takes the seed of the run, and replies the same to equal dialogues."""
+class Constant:
+    """A user's environment that replies the same to equal dialogues."""
 
     samples = False
-
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
 
     def ask(self, messages: list[Message]) -> str:
         messages.pop()["content"] = ""  # of a copy: the agent's dialogue stays as it is
-        return f"seed {self.seed:03}"
-
-
-class Secretive:
-    """A user's environment that replies differently about each question."""
-
-    samples = False
-
-    def ask(self, messages: list[Message], session: str) -> str:
-        return f"about {session}"
+        return "constant"
 
 
 class Crowded:
@@ -62,12 +50,12 @@ class Crowded:
 
 
 class Fickle:
-    """A user's environment that replies differently to each game of a group."""
+    """A user's environment that replies differently to each game."""
 
     samples = False
 
-    def ask(self, messages: list[Message], sample: int) -> str:
-        return f"to game {sample}"
+    def ask(self, messages: list[Message], caller: Caller) -> str:
+        return f"to game {caller.sample} of {caller.question} in epoch {caller.epoch}"
 
 
 INVALID = [
@@ -253,7 +241,7 @@ def test_all_environments_of_a_run_share_one_journal_and_one_budget(tmp_path: Pa
         ("gpt-4o-mini@http://llm.test/v1", '{"temperature": 0}', False),
         ("mini@http://llm.test/v1", '{"temperature": 0.7}', True),
         ("py:tests.support.echo_agent:Shouting", "", True),
-        ("py:tests.environments.test_specs:Seeded", "", False),
+        ("py:tests.environments.test_specs:Constant", "", False),
     ],
 )
 def test_an_environment_samples_unless_we_know_better(spec, args, samples):
@@ -262,30 +250,24 @@ def test_an_environment_samples_unless_we_know_better(spec, args, samples):
 
 
 @pytest.mark.parametrize(("price", "tokens"), [((), (0, 0)), (("1,2",), (1, 2))])
-def test_an_object_of_the_users_gets_the_seed_and_has_the_price_of_its_characters(price, tokens):
-    environment = open_environment("py:tests.environments.test_specs:Seeded", seed=7, env_price=price)
+def test_an_object_of_the_users_has_the_price_of_its_characters(price, tokens):
+    environment = open_environment("py:tests.environments.test_specs:Constant", env_price=price)
     bill, dialogue = Bill(), [Message(role="user", content="Who?")]
-    assert asyncio.run(environment.ask(dialogue, Caller(), bill)).text == "seed 007"
+    assert asyncio.run(environment.ask(dialogue, Caller(), bill)).text == "constant"
     assert dialogue == [{"role": "user", "content": "Who?"}]
     usd = (tokens[0] + 2 * tokens[1]) / 1e6
     assert bill.spent == environment.budget.charged == Spending(1, *tokens, usd=usd)
 
 
-def test_an_object_of_the_users_that_takes_the_question_replies_to_each_of_them(tmp_path):
-    config, spec = EnvironmentConfig(), "py:tests.environments.test_specs:Secretive"
-    checked = check_environment(spec, config, trusted=[spec])
-    asked = open_checked(checked, account=open_account(config, tmp_path))
-    replies = [asyncio.run(asked.ask(HELLO, Caller(question))).text for question in ("q1", "q2", "q1")]
-    assert replies == ["about q1", "about q2", "about q1"]
-
-
-def test_an_object_of_the_users_that_takes_the_game_replies_to_each_of_them(tmp_path):
+def test_an_object_of_the_users_that_takes_the_caller_replies_to_each_game(tmp_path):
     """A bug: with `samples = False`, all games of a group got the reply to the first."""
     config, spec = EnvironmentConfig(), "py:tests.environments.test_specs:Fickle"
     checked = check_environment(spec, config, trusted=[spec])
     asked = open_checked(checked, account=open_account(config, tmp_path))
-    replies = [asyncio.run(asked.ask(HELLO, Caller("q", sample))).text for sample in (0, 1, 0)]
-    assert replies == ["to game 0", "to game 1", "to game 0"]
+    callers = [Caller("q"), Caller("q", sample=1), Caller("p"), Caller("q", epoch=1), Caller("q")]
+    replies = [asyncio.run(asked.ask(HELLO, caller)).text for caller in callers]
+    games = [f"to game {caller.sample} of {caller.question} in epoch {caller.epoch}" for caller in callers]
+    assert replies == games
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,10 @@ def test_the_test_asks_the_environment_alone_as_the_method_direct_does(name):
     assert asyncio.run(direct(questions[0], 0)).answer == right.answer == "Anna"
     assert environment.asked[0] == evaluated.asked[0]
     assert failed.error == "down" and len(finished) == 2
-    assert environment.sessions == ["1", "2"]  # by which one of several environments is drawn
+    assert [caller.question for caller in environment.callers] == [
+        "1",
+        "2",
+    ]  # by which one of several environments is drawn
 
 
 def test_the_test_holds_one_agent_at_a_time(tmp_path, monkeypatch):

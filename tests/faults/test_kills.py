@@ -63,7 +63,7 @@ def missed_phases(phases_hit: Counter[str]) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("env", "phase"), [("py:tests.support.own_environments:BySession", "save"), ("hf:", "rollout")]
+    ("env", "phase"), [("py:tests.support.own_environments:ByCaller", "save"), ("hf:", "rollout")]
 )
 def test_a_killed_run_with_an_environment_that_takes_sessions_or_a_model_ends_the_same(
     harness, arguments, tmp_path, asking_agent, env, phase

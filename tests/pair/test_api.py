@@ -231,15 +231,10 @@ def test_load_passes_its_settings_to_the_agent_and_to_every_call(folder):
 
 def test_a_price_a_limit_and_a_seed_hold_for_an_object_of_the_user_too(folder):
     """They were ignored without a word."""
-
-    class Seeded(Shouting):
-        def __init__(self, seed: int) -> None:
-            self.seed = seed
-
     given = {"env_price": "1,2", "max_env_usd": 0.5, "env_args": '{"max_tokens": 64}', "seed": 3}
     with pytest.raises(prompt_r1.UsageError, match="--max-env-usd needs --env-price"):
         prompt_r1.load(folder, device="cpu", env=Shouting(), max_env_usd=0.5)
-    with prompt_r1.load(folder, device="cpu", env=Seeded, **given) as pair:
+    with prompt_r1.load(folder, device="cpu", env=Shouting(), **given) as pair:
         environment = pair._pair.environment
     assert environment.clients[0].source.parameters == {"seed": 3}
     assert environment.budget.max_usd == 0.5

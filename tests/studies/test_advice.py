@@ -7,6 +7,7 @@ from statistics import mean
 import pytest
 
 from prompt_r1.environments.asking import IN_TAGS
+from prompt_r1.environments.sources import Caller
 from prompt_r1.f1 import exact_match
 from prompt_r1.miniworld.environment import ANSWER_ONLY, MiniEnvironment
 from prompt_r1.miniworld.questions import make_questions
@@ -82,7 +83,7 @@ def test_the_optimizer_writes_a_prompt_between_the_marks_that_the_request_names(
 
     def write(sample: int) -> str:
         messages: list[Message] = [{"role": "user", "content": request}]
-        return asyncio.run(MiniOptimizer().ask(messages, sample=sample, seed=0))
+        return asyncio.run(MiniOptimizer().ask(messages, Caller(sample=sample)))
 
     written = [write(sample) for sample in range(20)]
     assert written == [write(sample) for sample in range(20)] and len(set(written)) > 5

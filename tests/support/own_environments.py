@@ -1,14 +1,15 @@
 """Environments of one's own, for --env py:tests.support.own_environments:NAME."""
 
+from prompt_r1.environments.sources import Caller
 from prompt_r1.errors import FatalEnvError
 from prompt_r1.types import Message
 
 
-class BySession:
+class ByCaller:
     """Replies that differ from game to game."""
 
-    async def ask(self, messages: list[Message], session: str, sample: int, seed: int) -> str:
-        return f"Anna, says {session} in game {sample} of run {seed} after {len(messages)} messages."
+    async def ask(self, messages: list[Message], caller: Caller) -> str:
+        return f"Anna, says {caller.question} in game {caller.sample} after {len(messages)} messages."
 
 
 class Unauthorized:

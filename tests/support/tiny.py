@@ -17,6 +17,8 @@ from prompt_r1.engine.engine import Engine
 from prompt_r1.engine.kv_cache import BlockPool
 from prompt_r1.engine.model_check import eager_attention
 from prompt_r1.engine.scheduler import Scheduler
+from prompt_r1.environments.environment import NO_GAME
+from prompt_r1.environments.sources import Caller
 from prompt_r1.errors import EnvError
 from prompt_r1.model import attention
 from prompt_r1.model.policy import Policy
@@ -220,11 +222,11 @@ class ScriptedEnvironment:
     def __init__(self, replies: list[str | EnvError]) -> None:
         self.replies = list(replies)
         self.asked: list[list[Message]] = []
-        self.sessions: list[str] = []  # the session of each call
+        self.callers: list[Caller] = []  # the caller of each call
 
-    async def ask(self, messages: list[Message], *, sample: int = 0, session: str = "") -> str:
+    async def ask(self, messages: list[Message], caller: Caller = NO_GAME) -> str:
         self.asked.append([dict(message) for message in messages])  # type: ignore[misc]
-        self.sessions.append(session)
+        self.callers.append(caller)
         reply = self.replies.pop(0)
         if isinstance(reply, EnvError):
             raise reply
