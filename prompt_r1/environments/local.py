@@ -21,11 +21,9 @@ from prompt_r1.errors import UsageError
 from prompt_r1.model.gguf import gguf_folder, is_gguf
 from prompt_r1.model.loading import load_policy, load_tokenizer, longest_game, vocabulary_of
 from prompt_r1.model.policy import Policy
-from prompt_r1.programs.reading import is_finite_number
 from prompt_r1.settings.agent import SMOLLM2
 from prompt_r1.types import Message
 
-MAX_TOKENS = 1024  # tokens of a reply; --env-args '{"max_tokens": N}' changes the limit
 MAX_DIALOGUE_TOKENS = 8192  # tokens; less if the model supports less
 MAX_SLOTS = 16
 # The KV cache takes at most this share of the free memory. The rest is for an agent and its training, which
@@ -57,8 +55,8 @@ def read_template(tokenizer: PreTrainedTokenizerBase) -> Template:
 class LocalSource(Source):
     """A source that replies with text of the model, greedy or sampled, and counts tokens as an endpoint does.
 
-    A dialogue with its reply has at most `capacity` tokens, and a reply has at most `max_tokens`. Raises
-    UsageError for a tokenizer without a chat template that works.
+    `fields` has the max_tokens of a reply, and the temperature. A dialogue with its reply has at most
+    `capacity` tokens. Raises UsageError for a tokenizer without a chat template that works.
     """
 
     def __init__(
@@ -67,29 +65,23 @@ class LocalSource(Source):
         tokenizer: PreTrainedTokenizerBase,
         *,
         name: str,
+        fields: Mapping[str, float],
         folder: str = "",
         slots: int = MAX_SLOTS,
-        capacity: int = MAX_DIALOGUE_TOKENS,
-        max_tokens: int = MAX_TOKENS,
-        temperature: float = 0.0,
         seed: int = 0,
         system: str = "",
     ) -> None:
         self.tokenizer = tokenizer
         self.name = name
-        self.capacity = capacity
-        self.max_tokens = self.reply_limit = max_tokens
-        self.temperature = temperature
+        self.reply_limit: int = int(fields["max_tokens"])
+        self.temperature = fields["temperature"]
         self.seed = seed
         self.system = system
-        self.parameters = {
-            "folder": folder,
-            "max_tokens": max_tokens,
-            "temperature": temperature,
-            "seed": seed,
-            "system": system,
-        }
-        self.samples = temperature > 0
+        self.parameters = {"folder": folder, "seed": seed, "system": system, **fields}
+        self.samples = self.temperature > 0
+        config = policy.model.config.get_text_config()
+        positions = longest_game(config) or getattr(config, "max_position_embeddings", None)
+        self.capacity = min(positions or MAX_DIALOGUE_TOKENS, MAX_DIALOGUE_TOKENS)
         self._template = read_template(tokenizer)
         self._encoder = PieceEncoder(tokenizer)
         stop_ids = policy.end_ids
@@ -101,7 +93,11 @@ class LocalSource(Source):
             if token.special and not THINK_TAG.fullmatch(token.content):
                 self._control_tokens.add(number)
         self._engine = Engine(
-            policy, stop_ids=stop_ids, max_tokens=capacity, max_sequences=slots, memory_share=MEMORY_SHARE
+            policy,
+            stop_ids=stop_ids,
+            max_tokens=self.capacity,
+            max_sequences=min(slots, MAX_SLOTS),
+            memory_share=MEMORY_SHARE,
         )
 
     async def attempt(self, messages: list[Message], caller: Caller) -> Reply:
@@ -116,7 +112,7 @@ class LocalSource(Source):
         # call has the same seed.
         completion = await self._engine.generate(
             tokens,
-            max_new=min(room, self.max_tokens),
+            max_new=min(room, self.reply_limit),
             seed=f"{self.seed}/{game}/{len(tokens)}/{messages[-1]['content']}",
             temperature=self.temperature,
         )
@@ -147,16 +143,11 @@ class LocalSource(Source):
 
 
 def load_local(
-    name: str, *, fields: Mapping[str, object], system: str, seed: int, slots: int, device: torch.device
+    name: str, *, fields: Mapping[str, float], system: str, seed: int, slots: int, device: torch.device
 ) -> LocalSource:
-    """Load the model of hf:DIR, hf:FILE.gguf or smollm2.
-
-    `fields` are the fields of --env-args; only max_tokens and temperature are allowed.
-    """
-    max_tokens, temperature = _generation_fields(name, fields)
+    """Load the model of hf:DIR, hf:FILE.gguf or smollm2, with the arguments of LocalSource."""
     given = name.removeprefix("hf:")
     folder = gguf_folder(given) if is_gguf(given) else Path(given)
-    short = name if name == SMOLLM2 else f"hf:{folder.resolve().name}"
     compute = torch.float32 if device.type == "cpu" else torch.bfloat16
     tokenizer = load_tokenizer(folder)
     policy = load_policy(
@@ -167,34 +158,13 @@ def load_local(
         vocabulary=vocabulary_of(tokenizer),
     )
     check_model(policy)
-    model = policy.model.config.get_text_config()
-    longest = longest_game(model) or getattr(model, "max_position_embeddings", None) or MAX_DIALOGUE_TOKENS
     return LocalSource(
         policy,
         tokenizer,
-        name=short,
+        name=name if name == SMOLLM2 else f"hf:{folder.resolve().name}",
+        fields=fields,
         folder=str(folder.resolve()),
-        slots=min(slots, MAX_SLOTS),
-        capacity=min(longest, MAX_DIALOGUE_TOKENS),
-        max_tokens=max_tokens,
-        temperature=temperature,
+        slots=slots,
         seed=seed,
         system=system,
     )
-
-
-def _generation_fields(name: str, fields: Mapping[str, object]) -> tuple[int, float]:
-    """max_tokens and temperature of --env-args, or their defaults."""
-    wrong = UsageError(
-        f"--env-args for {name} takes max_tokens (at least 1) and temperature (at least 0), not "
-        f"{dict(fields)}"
-    )
-    if not fields.keys() <= {"max_tokens", "temperature"}:
-        raise wrong
-    max_tokens = fields.get("max_tokens", MAX_TOKENS)
-    if type(max_tokens) is not int or max_tokens < 1:
-        raise wrong
-    temperature = fields.get("temperature", 0.0)
-    if not is_finite_number(temperature) or temperature < 0:
-        raise wrong
-    return max_tokens, temperature

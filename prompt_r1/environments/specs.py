@@ -19,6 +19,7 @@ from prompt_r1.environments.sources import Source, limit_in
 from prompt_r1.errors import UsageError
 from prompt_r1.miniworld.environment import MiniEnvironment, MiniEnvironmentB
 from prompt_r1.model.gguf import gguf_file, is_gguf
+from prompt_r1.programs.reading import is_finite_number
 from prompt_r1.settings.agent import SMOLLM2, EnvironmentConfig
 from prompt_r1.settings.functions import OBJECT_PREFIX, import_object
 
@@ -40,7 +41,8 @@ BUILT_IN: Mapping[str, Callable[[int], Answering]] = {
 NameForm = Literal["object", "local", "url", "model"]
 Opener = Callable[[int, "torch.device | None"], Source]
 """Opens a source, with the seed of the run and the device of the models in this process."""
-LOCAL_MAX_TOKENS = 1024  # tokens of a local model's reply; --env-args '{"max_tokens": N}' changes the limit
+# The fields of --env-args that a local model takes, and their defaults.
+LOCAL_FIELDS: Mapping[str, float] = {"max_tokens": 1024, "temperature": 0.0}
 RESERVED_FIELDS = ("model", "messages", "stream", "n")  # fields of a request that users may not set
 
 
@@ -168,7 +170,7 @@ def find_source(
     fields = parse_fields(config.env_args)
     if form == "local":
         _check_model_of(name)
-        fields = {"max_tokens": LOCAL_MAX_TOKENS, **fields}
+        local_fields = fields_of_local_model(name, fields)
 
         def open_local(seed: int, device: "torch.device | None") -> Source:
             from prompt_r1.environments.local import load_local  # It imports torch.
@@ -176,14 +178,14 @@ def find_source(
             assert device is not None, f"{name} needs a device"
             return load_local(
                 name,
-                fields=fields,
+                fields=local_fields,
                 system=config.env_system,
                 seed=seed,
                 slots=config.env_concurrency,
                 device=device,
             )
 
-        return CheckedSource(open_local, price, limit_in(fields))
+        return CheckedSource(open_local, price, limit_in(local_fields))
 
     from prompt_r1.environments.endpoint import endpoint_of  # Other environments need no HTTP.
 
@@ -261,3 +263,19 @@ def parse_fields(text: str) -> dict[str, object]:
         if name in fields:
             raise UsageError(f"--env-args may not set {name!r}")
     return fields
+
+
+def fields_of_local_model(name: str, given: Mapping[str, object]) -> dict[str, float]:
+    """The fields of --env-args, or their defaults, for a local model. Raises UsageError for any others."""
+    fields = {**LOCAL_FIELDS, **given}
+    max_tokens, temperature = fields["max_tokens"], fields["temperature"]
+    wrong = UsageError(
+        f"--env-args for {name} takes max_tokens (at least 1) and temperature (at least 0), not {dict(given)}"
+    )
+    if fields.keys() != LOCAL_FIELDS.keys():
+        raise wrong
+    if type(max_tokens) is not int or max_tokens < 1:
+        raise wrong
+    if not is_finite_number(temperature) or temperature < 0:
+        raise wrong
+    return {"max_tokens": max_tokens, "temperature": temperature}

@@ -15,8 +15,9 @@ from prompt_r1.engine import kv_cache
 from prompt_r1.environments import local as local_module
 from prompt_r1.environments.local import LocalSource, load_local
 from prompt_r1.environments.sources import Caller
+from prompt_r1.environments.specs import LOCAL_FIELDS, check_environment
 from prompt_r1.errors import UsageError
-from prompt_r1.settings.agent import ENVIRONMENT_SYSTEM
+from prompt_r1.settings.agent import ENVIRONMENT_SYSTEM, EnvironmentConfig
 from prompt_r1.types import Completion, Message
 from tests.support import tiny
 from tests.support.games import CPU
@@ -31,10 +32,17 @@ def folder(tmp_path_factory) -> Path:
     return tiny.save_agent(tmp_path_factory.mktemp("large"))
 
 
-def local(**settings) -> LocalSource:
-    """A local model with these fields."""
-    defaults = {"name": "tiny", "slots": 4, "capacity": 600, "max_tokens": 12}
-    return LocalSource(tiny.policy(), tiny.tokenizer(), **{**defaults, **settings})
+def local(*, policy=None, tokenizer=None, max_tokens=12, temperature=0.0, **settings) -> LocalSource:
+    """A tiny local model."""
+    fields = {"max_tokens": max_tokens, "temperature": temperature}
+    return LocalSource(
+        policy or tiny.policy(),
+        tokenizer or tiny.tokenizer(),
+        name="tiny",
+        fields=fields,
+        slots=4,
+        **settings,
+    )
 
 
 def call(environment: LocalSource, messages: list[Message] = HELLO, *, sample: int = 0) -> str:
@@ -62,7 +70,7 @@ def test_reasoning_that_the_template_opens_and_the_limit_cuts_off_is_not_the_rep
     """A bug: without its opening tag, the cut reasoning was taken for the reply."""
     tokenizer = copy.deepcopy(tiny.tokenizer())
     tokenizer.chat_template = chatml("<think>\\n")
-    environment = LocalSource(tiny.policy(), tokenizer, name="tiny", max_tokens=12)
+    environment = local(tokenizer=tokenizer)
     reply = asyncio.run(attempt(environment))
     assert (reply.text, reply.label) == ("", "length") and reply.reasoning
 
@@ -94,7 +102,7 @@ def test_the_system_text_is_a_system_message_or_part_of_the_first_message() -> N
     leave_out = "{%- if messages[0].role == 'system' %}{%- set messages = messages[1:] %}{%- endif %}"
     for first_line in (refuse, leave_out):  # a bug: the message was looked for as "a", as in "assistant"
         strict.chat_template = first_line + tiny.QWEN3_LIKE_TEMPLATE
-        environment = LocalSource(tiny.policy(), strict, name="x", system="Be brief.")
+        environment = local(tokenizer=strict, system="Be brief.")
         assert strict.decode(environment.encode(HELLO)).startswith("<|im_start|>user\nBe brief.\n\nWhere is")
 
 
@@ -110,7 +118,7 @@ def test_white_space_around_a_message_is_left_out_if_the_template_leaves_it_out(
     )
     dialogue: list[Message] = [{"role": "system", "content": ENVIRONMENT_SYSTEM}, *HELLO]
     rendered = tokenizer.apply_chat_template(dialogue, add_generation_prompt=True)["input_ids"]
-    environment = LocalSource(tiny.policy(), tokenizer, name="x", system=ENVIRONMENT_SYSTEM)
+    environment = local(tokenizer=tokenizer, system=ENVIRONMENT_SYSTEM)
     assert environment.encode(HELLO) == rendered
 
 
@@ -124,7 +132,7 @@ def test_a_template_may_write_the_system_message_before_the_last_question() -> N
     texts = ("Be brief.", "Who?", "Anna.", "Where?")
     roles = ("system", "user", "assistant", "user")
     dialogue = [Message(role=role, content=text) for role, text in zip(roles, texts, strict=True)]
-    written = tokenizer.decode(LocalSource(tiny.policy(), tokenizer, name="x").encode(dialogue))
+    written = tokenizer.decode(local(tokenizer=tokenizer).encode(dialogue))
     assert written == "user: Who?<|im_end|>assistant: Anna.<|im_end|>Be brief. user: Where?<|im_end|>"
 
 
@@ -132,7 +140,7 @@ def test_a_reply_that_ends_at_once_is_empty_and_of_one_token() -> None:
     policy = tiny.policy()
     first = tiny.logits_of(tiny.model(), local().encode(HELLO))[0, -1].argmax()
     policy.model.generation_config.eos_token_id = int(first)
-    environment = LocalSource(policy, tiny.tokenizer(), name="tiny", capacity=600)
+    environment = local(policy=policy)
     reply = asyncio.run(attempt(environment))
     assert (reply.label, reply.finish) == ("empty", "stop")
     assert (reply.text, reply.tokens_out) == ("", 1)
@@ -155,14 +163,17 @@ def test_fields_other_than_a_possible_max_tokens_and_temperature_are_a_usage_err
 ) -> None:
     """A bug: no tokens, or a temperature that is no number, ended the first call as a bug of ours."""
     with pytest.raises(UsageError, match=r"max_tokens \(at least 1\) and temperature"):
-        load_local(f"hf:{folder}", fields=fields, system="", seed=0, slots=1, device=torch.device("cpu"))
+        check_environment(f"hf:{folder}", EnvironmentConfig(env_args=json.dumps(fields)))
 
 
 def test_a_dialogue_may_leave_a_single_token_for_the_reply() -> None:
     length = len(local().encode(HELLO))
-    reply = asyncio.run(attempt(local(capacity=length + 1)))
+    source = local()
+    source.capacity = length + 1
+    reply = asyncio.run(attempt(source))
     assert reply.tokens_out == 1 and reply.label != "context_length"
-    full = asyncio.run(attempt(local(capacity=length)))
+    source.capacity = length
+    full = asyncio.run(attempt(source))
     assert (full.label, full.tokens_in, full.tokens_out) == ("context_length", length, 0)
 
 
@@ -170,14 +181,14 @@ def test_the_tokens_that_end_a_reply_are_those_of_tokenizer_and_generation_confi
     end, policy = tiny.tokenizer().eos_token_id, tiny.policy()
     for configured, expected in ((None, {end}), (5, {5, end}), ([5, 6], {5, 6, end})):
         policy.model.generation_config.eos_token_id = configured
-        assert LocalSource(policy, tiny.tokenizer(), name="tiny")._engine.stop_ids == expected
+        assert local(policy=policy)._engine.stop_ids == expected
 
 
 def test_a_dialogue_beyond_the_models_positions_has_no_reply(tmp_path):
     folder = tiny.save_agent(tmp_path)
     config = folder / "config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "max_position_embeddings": 64}))
-    source = load_local(f"hf:{folder}", fields={}, system="", seed=0, slots=1, device=CPU)
+    source = load_local(f"hf:{folder}", fields=LOCAL_FIELDS, system="", seed=0, slots=1, device=CPU)
     long = [{"role": "user", "content": "Where is the Louvre? " * 40}]
     assert asyncio.run(attempt(source, long)).label == "context_length"
 
@@ -198,7 +209,7 @@ def test_the_cache_of_a_model_is_allocated_when_it_is_loaded_and_leaves_room_for
     monkeypatch.setitem(kv_cache.MEMORY_SHARE, "cpu", 0.9)  # as on a GPU
     monkeypatch.setattr(kv_cache, "memory_left", lambda device: 200_000_000)
     monkeypatch.setattr(kv_cache, "BlockPool", pools := Mock(wraps=kv_cache.BlockPool))
-    load_local(f"hf:{folder}", fields={}, system="", seed=0, slots=1000, device=CPU)
+    load_local(f"hf:{folder}", fields=LOCAL_FIELDS, system="", seed=0, slots=1000, device=CPU)
     [pool] = pools.call_args_list
     [policy] = pool.args
     tokens = pool.kwargs["blocks"] * pool.kwargs["block_size"]
@@ -209,7 +220,7 @@ def writing(text: str, *, specials: Sequence[str] = ()) -> LocalSource:
     """A local model whose sampled tokens are those of this text, in which `specials` are special tokens."""
     tokenizer = tiny.tokenizer.__wrapped__()  # a new one, because it is changed
     tokenizer.add_special_tokens({"additional_special_tokens": list(specials)})
-    environment = LocalSource(tiny.policy(), tokenizer, name="tiny")
+    environment = local(tokenizer=tokenizer)
     tokens = tokenizer(text, add_special_tokens=False)["input_ids"]
 
     async def generate(*_: object, **__: object) -> Completion:
