@@ -143,8 +143,7 @@ class MiniEnvironmentB(MiniEnvironment):
 
 def generator_for(seed: str, prompt: str) -> random.Random:
     """The random generator for a prompt, whatever its blanks and letter case."""
-    text = f"{seed} {' '.join(prompt.split()).lower()}"
-    return random.Random(text.encode("utf-8", "replace"))  # Lone surrogates have no UTF-8.
+    return random.Random(f"{seed} {' '.join(prompt.split()).lower()}")
 
 
 def chance_of(request: LiteralRequest, skills: Skills) -> float:

@@ -39,7 +39,7 @@ def answers(kind: str, instruction: str = "", count: int = 400) -> list[bool]:
 def test_without_advice_it_replies_as_the_mini_environment_does():
     mini = MiniEnvironment(seed=0)
     prompts = [question.text for _, question in make_questions(WORLD, "train", 200)]
-    prompts += ["Tell me about nothing.", "", "Who is the\ndirector of X?", "\ud800"]
+    prompts += ["Tell me about nothing.", "", "Who is the\ndirector of X?"]
     assert [reply(prompt) for prompt in prompts] == [mini.reply(prompt).text for prompt in prompts]
 
 
