@@ -73,7 +73,7 @@ def check_agents(evaluation: Evaluation) -> None:
     for agent in evaluation.agents.values():
         for line in evaluation.lines_about(agent):
             print(printable(line), file=sys.stderr, flush=True)
-        codec = load_codec(agent.make(), agent.config)
+        codec = load_codec(agent.make(agent.config.seed), agent.config)
         check_question_lengths(evaluation.questions, codec, agent.config.game)
 
 

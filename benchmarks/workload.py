@@ -20,7 +20,7 @@ from prompt_r1.engine.scheduler import Job, Scheduler
 from prompt_r1.grpo import grpo_loss
 from prompt_r1.model.distributed import Ranks
 from prompt_r1.model.policy import Policy
-from prompt_r1.pair.named_agent import make_agent
+from prompt_r1.pair.named_agent import resolve_agent
 from prompt_r1.settings.agent import SMOLLM2
 from prompt_r1.training.batches import micro_batches_of
 from prompt_r1.training.update import UpdateStats, importance_cap_of, optimizer_step
@@ -166,7 +166,7 @@ def smollm2(*, attention: str) -> PreTrainedModel:
 
     It has no end token, because the plan sets the length of each turn.
     """
-    folder, dtype = make_agent(SMOLLM2, seed=0), torch.float32
+    folder, dtype = resolve_agent(SMOLLM2).make(seed=0), torch.float32
     model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation=attention, dtype=dtype)
     model.generation_config.eos_token_id = None
     return model.eval()

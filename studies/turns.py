@@ -20,7 +20,7 @@ from prompt_r1.miniworld.environment import MiniEnvironment
 from prompt_r1.miniworld.questions import mini_questions
 from prompt_r1.model.machine import pick_device
 from prompt_r1.pair.agent import Agent, load_agent
-from prompt_r1.pair.named_agent import make_agent, trained_config
+from prompt_r1.pair.named_agent import resolve_agent
 from prompt_r1.programs.command_line import run_program
 from prompt_r1.programs.tables import markdown_table
 from prompt_r1.rollout import play
@@ -71,12 +71,13 @@ def scores_of_run(folder: Path, number: int, limit: int) -> Table:
 
     Raises UsageError for any other run.
     """
-    config = trained_config(folder / "agent")
-    if config is None or config.env != "mini":
+    trained = resolve_agent(str(folder))
+    config = trained.config
+    if not trained.trained or config.env != "mini":
         raise UsageError(f"{folder} is not a run with the environment mini, which the study needs")
     environment = MiniEnvironment(seed=config.seed)
     questions = mini_questions(config.seed, "test")[:limit]
-    paths = {"untrained": make_agent(config.agent, config.seed), "trained": folder / "agent"}
+    paths = {"untrained": trained.before_training().make(config.seed), "trained": trained.path}
     table: Table = {}
     for name, path in paths.items():
         agent = load_agent(path, config, pick_device("cpu"))

@@ -16,6 +16,7 @@ import yaml
 import train
 from prompt_r1.environments.journal import Journal
 from prompt_r1.errors import FatalEnvError, UsageError
+from prompt_r1.pair.named_agent import NamedAgent
 from prompt_r1.training import loss_function
 from prompt_r1.training import models as models_file
 from prompt_r1.training import run as run_file
@@ -215,8 +216,9 @@ def test_without_a_reference_the_kl_to_the_policy_before_the_step_is_logged(
 
 def test_every_part_of_a_run_has_its_seed(asking_agent, tmp_path, monkeypatch):
     """Agent, adapters, environment, questions and games."""
-    names = "make_agent add_lora open_environment training_and_validation find_questions questions_of_step"
+    names = "add_lora open_environment training_and_validation find_questions questions_of_step"
     files = (start_file, models_file, run_file)
+    monkeypatch.setattr(NamedAgent, "make", made := Mock(return_value=asking_agent))
     homes = {name: next(file for file in files if hasattr(file, name)) for name in names.split()}
     originals = {name: getattr(home, name) for name, home in homes.items()}
     spies = {name: Mock(wraps=original) for name, original in originals.items()}
@@ -227,6 +229,7 @@ def test_every_part_of_a_run_has_its_seed(asking_agent, tmp_path, monkeypatch):
     for name in names.split():
         calls = [signature(originals[name]).bind(*one.args, **one.kwargs) for one in spies[name].mock_calls]
         assert {call.arguments["seed"] for call in calls} == {3}, name
+    made.assert_called_once_with(3)
     seeds = [one.args[3].seed for one in played.mock_calls]
     assert all(seed.startswith("3/1/") for seed in seeds) and len(set(seeds)) == len(seeds) > 1
 

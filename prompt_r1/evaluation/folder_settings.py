@@ -58,7 +58,7 @@ def keep_settings(evaluation: Evaluation) -> None:
     for agent in evaluation.agents.values():
         name = f"digest of {agent.path}"
         if name in kept and name not in values:
-            values[name] = _digest(Path(agent.make()))
+            values[name] = _digest(Path(agent.make(agent.config.seed)))
     check_kept(folder, values)
     text = yaml.safe_dump({**kept, **values}, sort_keys=False, allow_unicode=True)
     replace_file(folder / SETTINGS, text.encode())
@@ -100,7 +100,7 @@ def files_of(evaluation: Evaluation) -> dict[str, Path]:
                 paths[folder] = Path(folder)
     for agent in evaluation.systems.values():
         if agent is not None:
-            paths[str(agent.path)] = Path(agent.make())
+            paths[str(agent.path)] = Path(agent.make(agent.config.seed))
     return {name: path for name, path in paths.items() if path.exists()}
 
 

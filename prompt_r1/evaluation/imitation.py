@@ -25,7 +25,7 @@ from prompt_r1.evaluation.predictions import System
 from prompt_r1.miniworld.demonstrations import demonstrations
 from prompt_r1.model.machine import use_threads
 from prompt_r1.pair.agent import Agent, Sampling, load_agent, play_question
-from prompt_r1.pair.named_agent import NamedAgent, teaching_command, trained_config
+from prompt_r1.pair.named_agent import NamedAgent, teaching_command
 from prompt_r1.protocol import Codec
 from prompt_r1.reward import Rule, score_games, well_formed
 from prompt_r1.rollout import play_groups, trajectory_of
@@ -59,7 +59,7 @@ async def fine_tuned_agent(
     if learns_from == "gold answers":  # The games have one turn, in which the agent answers.
         config = replace(config, agent=agent.start, env="none", instruction="answer")
     fine_tuned = NamedAgent(folder / "agent", config, agent.start)
-    if trained_config(fine_tuned.path) is not None:
+    if (folder / "agent").exists():
         return fine_tuned
     settings = FineTuningConfig(
         agent=agent.start,
@@ -109,7 +109,7 @@ async def fine_tune_on_own_games(
     most_calls_of_question = GROUP_SIZE * max(1, config.game.max_turns - 1)
     right: list[Trajectory] = []  # the games of all rounds that ended right
     draw = 0  # how many times questions were drawn in all rounds
-    path = agent.make()
+    path = agent.make(agent.config.seed)
     for number in range(1, ROUNDS + 1):
         use_threads(in_training=config.threads)
         player = load_agent(path, config, torch.device(settings.device))

@@ -68,7 +68,7 @@ async def make_method(
     assert agent is not None, f"{system.method} has no agent that plays"
     if method.fine_tuned_on is None:
         player = agent
-        path = agent.make()
+        path = agent.make(agent.config.seed)
     else:
         player = await fine_tuned_agent(evaluation, system, agent, environment)
         path = player.path

@@ -109,7 +109,7 @@ def open_pair(chosen: ChosenPair[AnyPairConfig]) -> AsyncPair:
     cores. Raises UsageError if the pair cannot play.
     """
     config, named = chosen.config, chosen.agent
-    path = named.make()
+    path = named.make(named.config.seed)
     seed = named.config.seed if config.seed is None else config.seed
     device = pick_device(config.device)
     use_threads(in_training=named.config.threads)

@@ -2,9 +2,8 @@
 
 A name is a folder (of a model, or of a run that saved one), a GGUF file, a hub id, `mini` or `smollm2`.
 
-    locate_agent    finds the folder or hub id, and makes nothing
-    resolve_agent   the same, and the settings by which the agent plays
-    make_agent      makes the folder if necessary: it builds `mini`, and converts a GGUF file
+    resolve_agent      finds and checks the agent, and makes nothing
+    NamedAgent.make    gives its folder: it builds `mini`, and converts a GGUF file
 """
 
 from dataclasses import dataclass, replace
@@ -29,20 +28,27 @@ LFS_POINTER = b"version https://git-lfs"  # the first bytes of a file that Git L
 class NamedAgent:
     """An agent that a user named."""
 
-    path: str | Path  # its folder or hub id, or its name if it must first be built or converted (`make`)
+    path: str | Path  # its folder; a text is a hub id, or the name of what `make` builds or converts
     config: AgentConfig  # how it was trained, or the preset whose game it plays
     start: str  # the name of the model from which the training started; the agent's own if it was not trained
     trained: bool = False  # whether `config` was read from its folder, because it was trained here
 
     def before_training(self) -> "NamedAgent":
         """The model from which the training started. It plays by the settings of the training."""
-        return replace(self, path=self.start, trained=False)
+        return replace(self, path=_find(self.start), trained=False)
 
-    def make(self) -> str | Path:
-        """Its folder or hub id. `mini` is built and a GGUF file converted, if necessary."""
-        # `config.seed` is the seed of the training, or 0 for a `mini` that the user names. (The --seed of
-        # infer.py and evaluate.py chooses the world, not the agent.)
-        return make_agent(str(self.path), self.config.seed)
+    def make(self, seed: int) -> str | Path:
+        """Its folder or hub id. `mini` is built and a GGUF file converted, if necessary.
+
+        `seed` is the seed of a training: each has its own `mini`.
+        """
+        if isinstance(self.path, Path):
+            return self.path
+        if self.path == MINI_AGENT:
+            from prompt_r1.miniworld.agent import mini_agent  # It imports torch.
+
+            return mini_agent(seed, RUNS / "cache")
+        return gguf_folder(self.path) if is_gguf(self.path) else self.path
 
     def describe(self, *, environment: str, seed: int) -> str:
         """One line: which agent of which step plays, and with which environment and seed."""
@@ -62,39 +68,22 @@ def run_of(agent: str | Path) -> str:
 
 
 def resolve_agent(name: str, *, max_turns: int = 0, max_new: int = 0) -> NamedAgent:
-    """Find the agent that a user names for infer and evaluate, without torch. "" names the newest mini run.
+    """Find the agent that a user names, without torch; it makes nothing. "" names the newest mini run.
 
     `max_turns` and `max_new`, if not 0, replace the limits of its game. Raises UsageError if there is no such
     agent.
     """
     known_as = name or str(newest_mini_run())
-    path = locate_agent(known_as)
-    trained = trained_config(path)
+    path = _find(known_as)
+    trained = _trained_config(path)
     config = trained or preset_config(known_as)
     config = replace(config, max_turns=max_turns or config.max_turns, max_new=max_new or config.max_new)
     start = trained.agent if trained else known_as
     return NamedAgent(path, config, start, trained=trained is not None)
 
 
-def make_agent(name: str, seed: int) -> str | Path:
-    """The folder or hub id of an agent. `mini` (of `seed`) is built and a GGUF file converted, if necessary.
-
-    Raises UsageError if there is no such agent.
-    """
-    if name == MINI_AGENT:
-        from prompt_r1.miniworld.agent import mini_agent  # It imports torch.
-
-        return mini_agent(seed, RUNS / "cache")
-    if is_gguf(name):
-        return gguf_folder(name)
-    return locate_agent(name)
-
-
-def locate_agent(name: str) -> str | Path:
-    """The folder or hub id of an agent or, if it must first be built or converted, its name. Makes nothing.
-
-    Raises UsageError if there is no such agent.
-    """
+def _find(name: str) -> str | Path:
+    """The path of a NamedAgent. Raises UsageError if there is no such agent."""
     if name == MINI_AGENT:
         return name
     if is_gguf(name):
@@ -123,7 +112,7 @@ def locate_agent(name: str) -> str | Path:
 def newest_mini_run() -> Path:
     """The run folder under runs/ with the newest mini agent that was trained with an environment."""
     for file in _newest_first(f"*/agent/{SETTINGS_FILE}"):
-        config = trained_config(file.parent)
+        config = _trained_config(file.parent)
         if config is not None and config.agent == MINI_AGENT and not config.without_environment:
             return file.parent.parent
     raise UsageError(
@@ -131,7 +120,7 @@ def newest_mini_run() -> Path:
     )
 
 
-def trained_config(path: str | Path) -> AgentConfig | None:
+def _trained_config(path: str | Path) -> AgentConfig | None:
     """The settings by which an exported agent plays and was trained; None if it was not trained here."""
     file = Path(path) / SETTINGS_FILE
     if not file.is_file():

@@ -11,7 +11,7 @@ from prompt_r1.data.questions import check_data
 from prompt_r1.environments.budget import parse_prices
 from prompt_r1.environments.specs import CheckedEnvironment, check_environment, is_mini, trusted_names
 from prompt_r1.errors import UsageError
-from prompt_r1.pair.named_agent import locate_agent
+from prompt_r1.pair.named_agent import NamedAgent, resolve_agent
 from prompt_r1.programs.launcher import check_device, is_first_rank, launcher_number
 from prompt_r1.reward import OwnReward
 from prompt_r1.settings.agent import HELD_OUT, MINI_AGENT, all_mini_data
@@ -29,6 +29,7 @@ class ChosenTraining:
     """The training that a user's settings choose."""
 
     config: TrainConfig
+    agent: NamedAgent  # from which it starts
     environment: CheckedEnvironment | None  # None for --dry-run, which opens none
     # The user's functions. None: the paper's reward, advantages and loss.
     own_reward: OwnReward | None = None
@@ -47,7 +48,7 @@ def read_training(arguments: list[str]) -> ChosenTraining:
     check_device(config.device)
     if config.wandb and find_spec("wandb") is None:
         raise UsageError("--wandb: `pip install wandb`, or omit it: metrics.jsonl has the same numbers")
-    locate_agent(config.agent)
+    agent = resolve_agent(config.agent)
     parse_prices(config.env_price, config.env.split(","))
     environment = None
     if not config.dry_run:  # An estimate needs no key.
@@ -65,7 +66,7 @@ def read_training(arguments: list[str]) -> ChosenTraining:
             newest = newest_checkpoint(run, say=lambda damage: None)
             if newest is not None:
                 check_settings(newest, config)
-    return ChosenTraining(config, environment, own_reward, own_advantages, own_loss)
+    return ChosenTraining(config, agent, environment, own_reward, own_advantages, own_loss)
 
 
 def warnings_of(config: TrainConfig) -> list[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from prompt_r1.data.rows import read_rows
 from prompt_r1.errors import UsageError
 from prompt_r1.miniworld.questions import TRAINING_MIX, check_part
-from prompt_r1.pair.named_agent import locate_agent
+from prompt_r1.pair.named_agent import resolve_agent
 from prompt_r1.programs.launcher import check_device
 from prompt_r1.settings.agent import is_mini_data, mini_part
 from prompt_r1.settings.fields import AT_LEAST_1, LEARNING_RATE, SEED, THREADS, everyday_setting, setting
@@ -49,7 +49,7 @@ def read_warm_start_config(arguments: list[str]) -> FineTuningConfig:
     if not config.games:
         raise UsageError("give the games to learn from: --games FILE, or --games mini")
     check_device(config.device)
-    locate_agent(config.agent)
+    resolve_agent(config.agent)
     if is_mini_data(config.games):
         check_part(mini_part(config.games), TRAINING_MIX)
     elif next(iter(read_rows(config.games)), None) is None:

@@ -16,7 +16,6 @@ from prompt_r1.model.lora import ADAPTER_ALPHA
 from prompt_r1.model.machine import pick_device
 from prompt_r1.model.policy import Policy
 from prompt_r1.pair.agent import check_question_lengths, load_agent
-from prompt_r1.pair.named_agent import make_agent
 from prompt_r1.programs.launcher import launcher_number
 from prompt_r1.settings.train import TrainConfig
 from prompt_r1.training.batches import make_batch
@@ -86,7 +85,7 @@ def open_parts(
     # An endpoint that does not answer is reported before a large model is loaded.
     check_on_first_rank(environment, ranks, runner, interrupt)
 
-    start = ranks.on_first_rank(lambda: make_agent(config.agent, config.seed))
+    start = ranks.on_first_rank(lambda: chosen.agent.make(config.seed))
     agent = load_agent(start, config, ranks.device)
     if config.adapter_rank:
         policy = with_adapters(agent.policy, rank=config.adapter_rank, alpha=ADAPTER_ALPHA, seed=config.seed)

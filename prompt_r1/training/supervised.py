@@ -23,7 +23,7 @@ from prompt_r1.model.packing import pack
 from prompt_r1.model.policy import Policy
 from prompt_r1.model.sharding import weight_norm
 from prompt_r1.pair.agent import load_agent
-from prompt_r1.pair.named_agent import make_agent
+from prompt_r1.pair.named_agent import resolve_agent
 from prompt_r1.programs.files import make_folder
 from prompt_r1.programs.progress import progress_bar
 from prompt_r1.programs.sealed_folders import leftovers_of
@@ -55,7 +55,7 @@ def fine_tune_agent(
     make_folder(out, _is_fine_tuning, "a fine-tuning")
     device = pick_device(config.device)
     use_threads(config.threads, in_training=agent_config.threads)
-    start = make_agent(config.agent, agent_config.seed)
+    start = resolve_agent(config.agent).make(agent_config.seed)
     # A policy divides its logits by the temperature. The likelihood of the games is learned at temperature 1,
     # at which `rft` has sampled them, whatever the temperature of the agent's training was.
     agent = load_agent(start, replace(agent_config, temperature=1.0), device)

@@ -15,6 +15,7 @@ import torch
 from prompt_r1.environments.specs import check_environment
 from prompt_r1.errors import Interrupted, Resumable, SignalBeforeTraining
 from prompt_r1.pair.agent import load_agent
+from prompt_r1.pair.named_agent import resolve_agent
 from prompt_r1.programs.command_line import explain
 from prompt_r1.training import start
 from prompt_r1.training.preflight import ChosenTraining
@@ -230,7 +231,7 @@ def test_an_error_in_a_run_closes_its_log_and_then_its_environment(tmp_path, mon
     monkeypatch.setattr(start, "start_ranks", lambda *_: ONE_RANK)
     monkeypatch.setattr(start, "open_parts", lambda *_: run)
     config = train_config(["--agent", "none", "--env", "mini", "--data", "mini", "--out", str(tmp_path)])
-    chosen = ChosenTraining(config, check_environment(config.env, config))
+    chosen = ChosenTraining(config, resolve_agent(config.agent), check_environment(config.env, config))
     with pytest.raises(Resumable), start.start_run(chosen):
         raise Resumable("no reply")
     assert events == ["log", "environment"]

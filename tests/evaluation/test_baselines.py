@@ -130,7 +130,7 @@ def test_untrained_is_the_agent_that_the_training_started_from_whatever_the_eval
 ):
     """The mini agent of another seed is another agent. The evaluation's seed is 0 here."""
     starts = {("mini", 3): asking_agent}
-    monkeypatch.setattr("prompt_r1.pair.named_agent.make_agent", lambda name, seed: starts[name, seed])
+    monkeypatch.setattr(NamedAgent, "make", lambda agent, seed: starts[agent.path, seed])
     trained = NamedAgent("trained", replace(CONFIG, seed=3), start="mini")
     assert answer("untrained", priced(PricedSource(lambda _: "abc")), agent=trained).turns > 0
 
@@ -144,11 +144,10 @@ def test_grpo_only_plays_the_agent_that_was_trained_alone(asking_agent):
 
 @pytest.mark.parametrize("name", ["sft", "bc", "rft"])
 def test_fine_tuning_begins_with_the_agent_that_the_training_started_from(name, monkeypatch, tmp_path):
-    def stop(name: str, seed: int) -> None:
-        raise UsageError(f"{name} {seed}")
+    def stop(agent: NamedAgent, seed: int) -> None:
+        raise UsageError(f"{agent.path} {seed}")
 
-    for module in ("training.supervised", "pair.named_agent"):
-        monkeypatch.setattr(f"prompt_r1.{module}.make_agent", stop)
+    monkeypatch.setattr(NamedAgent, "make", stop)
     trained = NamedAgent("trained", replace(CONFIG, seed=3), start="mini")
     with pytest.raises(UsageError, match=r"^mini 3$"):
         method(name, priced(PricedSource(str)), agent=trained, folder=tmp_path, seed=5)

@@ -22,9 +22,8 @@ from prompt_r1.miniworld.environment import MiniEnvironment
 from prompt_r1.miniworld.questions import make_questions
 from prompt_r1.miniworld.world import make_world
 from prompt_r1.model.packing import pack
-from prompt_r1.pair import named_agent
 from prompt_r1.pair.agent import load_agent, load_codec, play_question
-from prompt_r1.pair.named_agent import NamedAgent, make_agent
+from prompt_r1.pair.named_agent import NamedAgent, resolve_agent
 from prompt_r1.protocol import Codec
 from prompt_r1.settings.agent import INSTRUCTIONS
 from prompt_r1.types import Question, Trajectory
@@ -52,7 +51,7 @@ def learned(monkeypatch) -> list[list[Trajectory]]:
     fine_tune_agent = imitation.fine_tune_agent
 
     def note_and_fine_tune(games, settings, game, folder):
-        learned.append(list(games(load_codec(make_agent("mini", 0), CONFIG))))
+        learned.append(list(games(load_codec(resolve_agent("mini").make(0), CONFIG))))
         return fine_tune_agent(games, settings, game, folder)
 
     monkeypatch.setattr(imitation, "fine_tune_agent", note_and_fine_tune)
@@ -104,7 +103,7 @@ def test_rft_learns_once_from_its_right_games(tmp_path, learned, living_players,
     for game in both:
         assert f1(game.answer, game.question.answers) == 1 and len(game.turns) > 1
     folder = tmp_path / "large/rft/mini/agent"
-    weights, start = load_tensors(folder), load_tensors(make_agent("mini", 0))
+    weights, start = load_tensors(folder), load_tensors(resolve_agent("mini").make(0))
     assert any(not weights[name].equal(start[name]) for name in start)
     assert len(set(keys)) == len(keys) == 35  # where the environment samples, no two games share a reply
     most = imitation.GROUP_SIZE * (CONFIG.max_turns - 1)  # calls between two looks at the limit
@@ -145,7 +144,7 @@ def play_a_round(
 
     for module in ("imitation", "making"):
         monkeypatch.setattr(f"prompt_r1.evaluation.{module}.load_agent", lambda *_: agent)
-    monkeypatch.setattr(named_agent, "make_agent", lambda *_: "start")
+    monkeypatch.setattr(NamedAgent, "make", lambda *_: "start")
     monkeypatch.setattr(imitation, "fine_tune_agent", note)
     monkeypatch.setattr(imitation, "ROUNDS", 1)
     method("rft", environment, agent="start", train=train, calls=calls)
@@ -212,7 +211,6 @@ def test_bc_imitates_the_right_demonstrations_of_the_warm_start(tmp_path, learne
 def test_an_agent_that_has_been_fine_tuned_is_not_fine_tuned_again(name, tmp_path, monkeypatch):
     """The same command of an evaluation that was stopped would repeat minutes or hours of training."""
     monkeypatch.setattr(imitation, "fine_tune_agent", fine_tune := Mock())
-    monkeypatch.setattr(imitation, "trained_config", lambda path: CONFIG if Path(path).exists() else None)
     monkeypatch.setattr(making, "load_agent", load := Mock())
     for is_done in (False, True):
         if is_done:

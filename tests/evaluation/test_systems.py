@@ -37,7 +37,6 @@ from prompt_r1.evaluation.preflight import (
 )
 from prompt_r1.evaluation.searches import Data
 from prompt_r1.evaluation.settings import EvaluateConfig
-from prompt_r1.pair import named_agent
 from prompt_r1.pair.named_agent import SETTINGS_FILE, NamedAgent
 from prompt_r1.settings.agent import ENVIRONMENT_SYSTEM
 from prompt_r1.settings.train import TrainConfig
@@ -225,8 +224,7 @@ def test_agents_with_other_starts_are_fine_tuned_into_folders_of_their_own(agent
 
     def folder(agent: NamedAgent) -> Path:
         system = System(name, agent=agent.start)
-        evaluation = evaluation_of_system(EvaluateConfig(out=str(tmp_path)), system, agent.before_training())
-        return evaluation.folder_of(system)
+        return evaluation_of_system(EvaluateConfig(out=str(tmp_path)), system, agent).folder_of(system)
 
     first, same = agents.values()
     starts = ["runs/a-b", "runs/a/b", "mini", str(tmp_path / "start")]
@@ -465,7 +463,7 @@ def test_a_mini_agent_that_has_been_rebuilt_is_noticed(name, tmp_path, monkeypat
     digests = []
     for folder in (tmp_path / "mini-agent-old", tmp_path / "mini-agent-new"):
         save_model(folder)
-        monkeypatch.setattr(named_agent, "make_agent", lambda name, seed, folder=folder: str(folder))
+        monkeypatch.setattr(NamedAgent, "make", lambda agent, seed, folder=folder: folder)
         digests.append(dependencies_of(evaluation_of(config, find_agents(config)))["digest of mini"])
     assert digests[0] != digests[1]
 

@@ -15,7 +15,7 @@ from prompt_r1.environments.sources import Reply
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.predictions import Prediction, System, read_predictions, to_row
 from prompt_r1.pair.chat_format import Failure, read_request
-from prompt_r1.pair.named_agent import SETTINGS_FILE, trained_config
+from prompt_r1.pair.named_agent import SETTINGS_FILE, resolve_agent
 from prompt_r1.settings.fields import write_yaml
 from prompt_r1.settings.train import TrainConfig
 from prompt_r1.training.report import page
@@ -47,7 +47,7 @@ def write_files(folder: Path) -> dict[Path, Callable[[Path], object]]:
         folder / "published.parquet": load_questions,
         folder / "predictions.jsonl": read_predictions,
         folder / "settings.yaml": lambda path: train_config(["--config", str(path)]),
-        agent / SETTINGS_FILE: lambda file: trained_config(file.parent),
+        agent / SETTINGS_FILE: lambda file: resolve_agent(str(file.parent)),
         games: read_games,
         run / "metrics.jsonl": lambda path: page(path.parent),
     }

@@ -16,7 +16,7 @@ from prompt_r1.errors import UsageError, is_out_of_memory
 from prompt_r1.model.gguf import gguf_folder, is_gguf
 from prompt_r1.model.packing import pack
 from prompt_r1.pair.agent import Agent, load_agent
-from prompt_r1.pair.named_agent import make_agent, resolve_agent
+from prompt_r1.pair.named_agent import resolve_agent
 from prompt_r1.settings.train import TrainConfig
 from prompt_r1.types import Question, Trajectory
 from tests.support.at_once import at_once
@@ -45,7 +45,7 @@ def test_without_the_package_one_sentence_has_the_command_that_installs_it(call_
 def test_a_gguf_file_that_does_not_exist_is_named(tmp_path):
     assert not is_gguf("HuggingFaceTB/SmolLM2-135M-Instruct")
     with pytest.raises(UsageError, match=r"none\.gguf: .*no such file"):
-        make_agent(str(tmp_path / "none.gguf"), seed=0)
+        resolve_agent(str(tmp_path / "none.gguf"))
 
 
 def test_the_agent_smollm2_has_the_settings_of_small_models():
@@ -136,13 +136,13 @@ def test_a_conversion_that_another_process_ends_first_takes_its_folder(tmp_path,
 def smollm2() -> Agent:
     """SmolLM2 as an agent, converted into the user's cache."""
     named = resolve_agent("smollm2")
-    return load_agent(named.make(), named.config, CPU)
+    return load_agent(named.make(0), named.config, CPU)
 
 
 @pytest.fixture(scope="module")
 def plain() -> torch.nn.Module:
     """SmolLM2 as transformers loads it."""
-    return AutoModelForCausalLM.from_pretrained(make_agent("smollm2", 0), dtype=torch.float32).eval()
+    return AutoModelForCausalLM.from_pretrained(resolve_agent("smollm2").make(0), dtype=torch.float32).eval()
 
 
 @pytest.fixture(scope="module")
@@ -197,7 +197,7 @@ def test_packed_games_and_the_engine_have_the_log_probabilities_of_the_unmodifie
 @needs_smollm2
 @pytest.mark.slow
 def test_an_exported_agent_is_the_same_model_for_transformers(smollm2, plain, tmp_path):
-    start = Path(make_agent("smollm2", 0))
+    start = Path(resolve_agent("smollm2").make(0))
     folder = export(smollm2.policy, start, TrainConfig(agent="smollm2"), tmp_path / "agent", {"step": 1})
     exported = AutoModelForCausalLM.from_pretrained(folder).state_dict()
     assert exported.keys() == plain.state_dict().keys()

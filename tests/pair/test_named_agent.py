@@ -8,7 +8,7 @@ import torch
 
 from prompt_r1.errors import UsageError
 from prompt_r1.pair.api import open_pair
-from prompt_r1.pair.named_agent import SETTINGS_FILE, NamedAgent, locate_agent, preset_config, resolve_agent
+from prompt_r1.pair.named_agent import SETTINGS_FILE, NamedAgent, preset_config, resolve_agent
 from prompt_r1.pair.settings import PairConfig, choose_pair
 from tests.support.exports import save_run
 
@@ -38,10 +38,11 @@ def test_a_typo_in_the_path_of_an_agent_is_a_typo_in_a_path(tmp_path, monkeypatc
         save_run(Path("runs", name), seed=0, step=1, saved=saved)
         os.utime(Path("runs", name, "agent/config.json"), (saved, saved))
     with pytest.raises(UsageError) as refused:
-        locate_agent(typed)
+        resolve_agent(typed)
     end = "there is no such folder; there are agents in runs/own, runs/mini-seed0"
     assert str(refused.value) == f"--agent {typed}: {end}"
-    assert locate_agent("Qwen/Qwen3-0.6B") == "Qwen/Qwen3-0.6B" and locate_agent("gpt2") == "gpt2"
+    for name in ("Qwen/Qwen3-0.6B", "gpt2"):
+        assert resolve_agent(name).path == name
 
 
 @pytest.mark.parametrize("name", ["Qwen/Qwen3-4B-Instruct-2507", "gpt2"])
@@ -49,7 +50,7 @@ def test_a_hub_id_is_no_typo_of_a_run_with_a_similar_name(tmp_path, monkeypatch,
     """A bug: after its first export, a training of Qwen/NAME with `--out runs/NAME` could not be resumed."""
     monkeypatch.chdir(tmp_path)
     save_run(Path("runs", Path(name).name), seed=0, step=1, saved=1)
-    assert locate_agent(name) == name
+    assert resolve_agent(name).path == name
 
 
 def test_an_agent_that_was_trained_to_answer_alone_is_not_the_newest_that_asks(tmp_path, monkeypatch):

@@ -10,6 +10,7 @@ import prompt_r1.data.questions
 import train
 from prompt_r1.environments.budget import Price
 from prompt_r1.miniworld.questions import mini_questions
+from prompt_r1.pair.named_agent import resolve_agent
 from prompt_r1.settings.train import PRESETS, TrainConfig
 from prompt_r1.spending import Spending
 from prompt_r1.training.dry_run import Case, cases_of, estimate, shown_estimate
@@ -126,5 +127,6 @@ def test_an_estimate_says_whether_its_high_end_is_a_bound_and_what_it_needs_for_
 def test_only_the_first_rank_prints_the_estimate(monkeypatch, capsys, rank):
     """`torchrun --nproc-per-node 4 train.py --dry-run` printed the table four times."""
     monkeypatch.setenv("RANK", str(rank))
-    train.main(ChosenTraining(TrainConfig(**PRESETS["mini"], dry_run=True), None))
+    config = TrainConfig(**PRESETS["mini"], dry_run=True)
+    train.main(ChosenTraining(config, resolve_agent(config.agent), None))
     assert ("together" in capsys.readouterr().out) == (rank == 0)

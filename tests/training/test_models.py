@@ -14,6 +14,7 @@ from prompt_r1.model.distributed import Ranks
 from prompt_r1.model.lora import adapters_of
 from prompt_r1.model.packing import pack
 from prompt_r1.pair import agent as agent_file
+from prompt_r1.pair.named_agent import resolve_agent
 from prompt_r1.settings.train import TrainConfig
 from prompt_r1.training import start
 from prompt_r1.training.models import layout_of
@@ -42,7 +43,7 @@ def test_a_model_is_checked_when_its_agent_is_loaded_and_not_again(tmp_path, mon
 def run_of(folder, config: TrainConfig, ranks: Ranks = ONE_RANK) -> Run:
     agent = tiny.save_agent(folder / "agent")
     config = replace(config, agent=str(agent), device="cpu")
-    chosen = ChosenTraining(config, check_environment(config.env, config))
+    chosen = ChosenTraining(config, resolve_agent(config.agent), check_environment(config.env, config))
     with asyncio.Runner() as runner:
         return open_parts(chosen, folder, ranks, runner, Interrupt())
 

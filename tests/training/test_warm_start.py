@@ -16,7 +16,7 @@ from prompt_r1.evaluation.preflight import read_evaluation
 from prompt_r1.model.lora import adapters_removed, add_lora
 from prompt_r1.model.policy import Policy
 from prompt_r1.pair.agent import Agent, Sampling, load_agent, play_question
-from prompt_r1.pair.named_agent import resolve_agent, trained_config
+from prompt_r1.pair.named_agent import resolve_agent
 from prompt_r1.protocol import Codec, parse
 from prompt_r1.reward import RULE_WITHOUT_ENVIRONMENT
 from prompt_r1.settings.agent import INSTRUCTIONS, AgentConfig
@@ -225,7 +225,7 @@ def test_a_warm_start_on_recorded_games_teaches_a_model_without_the_format_to_pl
     settings = replace(settings, games=str(games), epochs=60, out=str(tmp_path / "out"))
     folder = learn_games(settings)
     assert resolve_agent(str(folder)).start == str(folder), "`untrained` was the agent before the warm start"
-    game = trained_config(folder)
+    game = resolve_agent(str(folder)).config
     assert game is not None and game.seed == 3
     assert (game.env, game.instruction, game.max_turns) == ("mini", "short", 4)
     agent = load_agent(folder, replace(game, max_new=100, max_tokens=700), torch.device("cpu"))
@@ -293,7 +293,7 @@ def test_the_program_teaches_our_demonstrations_and_says_how_to_train(tmp_path, 
     run_here("warm_start.py", *line.split(), "--threads", 3, "--seed", 5, "--out", tmp_path / "out")
     assert threads.call_args_list[-1] == call(3)
     folder = tmp_path / "out" / "agent"
-    assert trained_config(folder).seed == 5
+    assert resolve_agent(str(folder)).config.seed == 5
     assert f"train.py --config small --agent {folder}" in capsys.readouterr().out
     losses = [json.loads(line)["loss"] for line in (tmp_path / "out/metrics.jsonl").read_text().splitlines()]
     assert losses[-1] < losses[0]
@@ -319,7 +319,7 @@ def test_the_method_sft_fine_tunes_only_once(start, tmp_path):
 
     assert prepared() == prepared()
     [folder] = tmp_path.glob("out/large/sft/*/agent")
-    game = trained_config(folder)
+    game = resolve_agent(str(folder)).config
     assert (
         game is not None
         and game.without_environment
@@ -356,7 +356,7 @@ def test_threads_are_those_of_the_flag_or_of_the_game_but_no_more_than_cores(
     config = replace(SMALL, agent=str(start), epochs=1, threads=flag)
     folder = fine_tune_agent(examples_of, config, agent_config, tmp_path / "out")
     set_threads.assert_called_once_with(expected)
-    assert trained_config(folder).threads == of_the_game
+    assert resolve_agent(str(folder)).config.threads == of_the_game
 
 
 def first_example(codec: Codec) -> list[Trajectory]:
@@ -393,7 +393,7 @@ def test_an_agent_that_was_trained_at_another_temperature_is_fitted_at_temperatu
     training_config = replace(SMALL, agent=str(start))
     folder = fine_tune_agent(first_example, training_config, agent_config, tmp_path / "out")
     assert fitted == [1.0]
-    assert trained_config(folder).temperature == 1.3, "its settings stay"
+    assert resolve_agent(str(folder)).config.temperature == 1.3, "its settings stay"
 
 
 def test_a_folder_with_other_files_is_refused(start, tmp_path):
