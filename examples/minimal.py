@@ -1,9 +1,10 @@
 """Prompt-R1 on one page: play, reward, advantages, loss, update. Run it: `python -m examples.minimal`.
 
 A small language model, the *agent*, learns by reinforcement learning to question a large one, the
-*environment* (arXiv 2511.01016). Here both are toys: a Qwen3 of half a million parameters that knows the
-format of the game, and a set of rules that answers questions of one step well. The equations come in the
-paper's order. A test compares tokens, rewards, advantages, losses and weights with those of `train.py`.
+*environment* (arXiv 2511.01016). Here both are toys. The agent is a Qwen3 of half a million parameters that
+knows the format of the game. The environment is a set of rules that answers one-step questions well. The
+equations come in the paper's order. A test compares tokens, rewards, advantages, losses and weights with
+those of `train.py`.
 
 Shapes: B games, T tokens of the longest, V entries of the vocabulary.
 """
@@ -29,26 +30,26 @@ from prompt_r1.miniworld.environment import MiniEnvironment
 from prompt_r1.miniworld.questions import mini_questions
 from prompt_r1.types import Question
 
-# The algorithm. In brackets: the paper's value, where the toy has another one.
+# The algorithm. If the paper has another value, it stands in brackets.
 QUESTIONS = 16  # in a step [128]
-GROUP_SIZE = 5  # games of each question, which are compared with each other
-MINI_BATCH = 40  # games of an optimiser step [64]
-LEARNING_RATE, BETAS = 5e-4, (0.9, 0.98)  # of AdamW [1e-6, (0.9, 0.999)]
-MAX_NORM = 1.0  # of the gradient
-CLIP, KL_COEF = 0.2, 0.001  # ε and β of eq. 17, not those of eq. 12 below
+GROUP_SIZE = 5  # games of a question; they are compared with each other
+MINI_BATCH = 40  # games in an optimiser step [64]
+LEARNING_RATE, BETAS = 5e-4, (0.9, 0.98)  # for AdamW [1e-6, (0.9, 0.999)]
+MAX_NORM = 1.0  # A gradient with a larger norm is scaled down to it.
+CLIP, KL_COEF = 0.2, 0.001  # ε and β of eq. 17; eq. 12 has another ε and another β
 # The game.
 MAX_TURNS = 4  # [5]
 MAX_NEW = 48  # tokens that the agent writes in a turn [1024]
-MAX_TOKENS = 320  # of the whole dialogue [8192]
+MAX_TOKENS = 320  # tokens of the whole dialogue [8192]
 INSTRUCTION = "Ask the assistant step by step, then answer."  # [Table 1]
-# The reward: the coefficients of the released code [.25, .3, .4, .3, 1.5].
+# The reward has the coefficients of the paper's released code [0.25, 0.3, 0.4, 0.3, 1.5].
 ALPHA, BETA, GAMMA, DELTA, EPSILON = 0.4, 0.25, 0.25, 0.1, 1.0
 UNANSWERED = EPSILON - (BETA + GAMMA + DELTA)  # 0.4, the largest format reward of a game without an answer
 
 
 # ------------------------------ the game (eqs 1-11) ------------------------------
 def block(tag: str) -> re.Pattern[str]:
-    """The first closing tag with the last opening tag before it: in `<a> x <a> y </a>`, the block is y."""
+    """Match up to the first closing tag, from the last opening tag before it: y in `<a> x <a> y </a>`."""
     return re.compile(rf"<{tag}>((?:(?!<{tag}>).)*?)</{tag}>", re.DOTALL)
 
 
@@ -98,7 +99,7 @@ class Game:
 
 
 def encode(tokenizer, *texts: str) -> list[int]:
-    """The tokens of each text by itself. Texts with control tokens need more: see `protocol.Codec`."""
+    """Encode each text by itself. A text may contain control tokens here; `protocol.Codec` prevents this."""
     return [token for text in texts for token in tokenizer(text, add_special_tokens=False).input_ids]
 
 
@@ -120,10 +121,10 @@ def play(games: list[Game], model, tokenizer, environment: MiniEnvironment, *, g
                 game.over = True
                 continue
             turn.reply = environment.reply(turn.prompt).text
-            close = "" if tokens[-1] == end else "<|im_end|>"  # the agent's message was cut off
+            close = "" if tokens[-1] == end else "<|im_end|>"  # ends a message that was cut off
             before = f"{close}\n<|im_start|>user\n<interaction_response>"
             message = encode(tokenizer, before, turn.reply, f"</interaction_response>{agents_turn}")
-            # If the reply does not fit, the game ends, but the turn still earns its reward.
+            # If the reply does not fit, the game is over, but its turns still earn their reward.
             game.over = len(game.tokens) + len(message) >= MAX_TOKENS
             if not game.over:
                 game.add(message, sampled=False)
@@ -131,7 +132,7 @@ def play(games: list[Game], model, tokenizer, environment: MiniEnvironment, *, g
 
 @torch.no_grad()
 def sample(model, games: list[Game], number: int, end: int, greedy: bool) -> list[list[int]]:
-    """The next turn of each game, token by token; keys and values of earlier tokens are cached.
+    """Sample the next turn of each game, token by token. Keys and values of earlier tokens are cached.
 
     The dialogues are padded at the left, so that the last column always predicts the next token. Each game
     has its own random numbers, so what it samples does not depend on the games beside it.
@@ -145,15 +146,15 @@ def sample(model, games: list[Game], number: int, end: int, greedy: bool) -> lis
     generators = [random.Random(f"{game.seed}/{number}") for game in games]
     cache, written, writing = DynamicCache(), [[] for _ in games], [True] * len(games)
     while any(writing):
-        # By position, because transformers 5.24 renamed the parameter of the cache.
+        # The cache is passed by position, because transformers 5.24 renamed its parameter.
         logits = model(tokens, mask, positions.clamp(min=0), cache, logits_to_keep=1).logits[:, -1]  # (B, V)
         if greedy:
             new = logits.argmax(-1)
         else:  # The new token is where the cumulative weights exceed a random share of their sum.
             cumulative = (logits - logits.amax(-1, keepdim=True)).exp().cumsum(-1)
             uniform = torch.tensor([[generator.random()] for generator in generators])
-            # The last entry is left out, so that a share that is rounded up to the sum still finds the last
-            # token.
+            # The share may be rounded up to the whole sum. It still finds the last token, because the last
+            # entry is left out.
             below = cumulative[:, :-1].contiguous()
             new = torch.searchsorted(below, uniform * cumulative[:, -1:], right=True)[:, 0]
         for row, token in enumerate(new.tolist()):
@@ -169,7 +170,7 @@ def sample(model, games: list[Game], number: int, end: int, greedy: bool) -> lis
 # ------------------------------ the reward (eqs 12-15) ------------------------------
 @dataclass(frozen=True)
 class Reward:
-    # The four terms of eq. 12: good turns, an answer, an answer that is not empty, a complete last turn.
+    # The four terms of eq. 12: good turns, an answer, a non-empty answer, a complete last turn.
     terms: tuple[float, float, float, float]
     format: float  # R_fmt
     answer: float  # R_ans
@@ -177,7 +178,7 @@ class Reward:
 
 
 def score(game: Game) -> Reward:
-    """First the format, then the answer: it counts only where the format has earned ε."""
+    """Score the format, and then the answer. The answer counts only if the format has earned ε."""
     last, answer = game.turns[-1], game.turns[-1].answer
     # Eq. 12: R_fmt = min(ε, α Σ M_t + β A_p + γ A_n + δ C_f)
     asked = [turn for turn in game.turns if turn.reply is not None]  # not the last turn
@@ -209,14 +210,14 @@ def token_logprobs(model, games: list[Game]) -> tuple[Tensor, Tensor]:
     # Right padding and a causal model: real tokens cannot see the padding, so no mask is needed.
     tokens = torch.tensor([game.tokens + [0] * (longest - len(game.tokens)) for game in games])  # (B, T)
     sampled = torch.tensor([game.sampled + [False] * (longest - len(game.tokens)) for game in games])
-    logits = model(tokens).logits[:, :-1]  # those of column t predict token t + 1
+    logits = model(tokens).logits[:, :-1]  # column t predicts token t + 1
     logprobs = logits.log_softmax(-1).gather(2, tokens[:, 1:, None])[:, :, 0]
     return logprobs, sampled[:, 1:]
 
 
 @dataclass(frozen=True)
 class Loss:
-    """Eq. 17 and its parts; all but `total` are (B, T-1)."""
+    """Eq. 17 and its parts. All parts except `total` are (B, T-1)."""
 
     ratio: Tensor  # r = π_θ / π_old
     surrogate: Tensor  # min(r Â, clip(r, 1 - CLIP, 1 + CLIP) Â)
@@ -228,8 +229,8 @@ class Loss:
 def grpo_loss(logprobs: Tensor, old: Tensor, ref: Tensor, sampled: Tensor, advantages: Tensor) -> Loss:
     """Eq. 17 (later version): the mean over games of the mean over each game's own tokens.
 
-    `logprobs` of the policy that learns, `old` of the policy that played, and `ref` of the frozen reference
-    are (B, T-1). `advantages` is (B, 1): all tokens of a game share its advantage.
+    `logprobs`, `old` and `ref` are (B, T-1): the log-probabilities by the policy that learns, the policy that
+    played, and the frozen reference. `advantages` is (B, 1): all tokens of a game share its advantage.
     """
     ratio = (logprobs - old).exp()
     surrogate = torch.minimum(ratio * advantages, ratio.clamp(1 - CLIP, 1 + CLIP) * advantages)
@@ -250,10 +251,10 @@ class Step:
 
 
 class Training:
-    """The agent, its frozen start, environment and questions. `seed` has the meaning of `train.py --seed`."""
+    """Agent, frozen reference, environment and questions. `seed` has the meaning of `train.py --seed`."""
 
     def __init__(self, seed: int) -> None:
-        folder = mini_agent(seed, "runs/cache")  # The agent is warm-started. Seed 0's comes with the package.
+        folder = mini_agent(seed, "runs/cache")  # a warm-started agent; for seed 0 it is in the package
         self.seed, self.questions = seed, mini_questions(seed, "train")
         self.environment = MiniEnvironment(seed=seed)
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -269,7 +270,7 @@ class Training:
             yield from questions
 
     def step(self, number: int) -> Step:
-        """Play a group of games for each question, score them, compare them, and learn."""
+        """Play a group of games of each question, score and compare them, and learn."""
         games = [
             Game(question, f"{self.seed}/{number}/{place}/{member}")
             for place, question in enumerate(islice(self.upcoming, QUESTIONS))
@@ -281,7 +282,7 @@ class Training:
         for start in range(0, len(games), GROUP_SIZE):
             advantages += group_advantages([reward.total for reward in rewards[start : start + GROUP_SIZE]])
         batches = [slice(start, start + MINI_BATCH) for start in range(0, len(games), MINI_BATCH)]
-        with torch.no_grad():  # The policy that played is scored before `learn` changes its weights.
+        with torch.no_grad():  # π_old is computed before `learn` changes the weights.
             old_logprobs = [token_logprobs(self.model, games[batch])[0] for batch in batches]
         losses = [
             self.learn(games[batch], torch.tensor(advantages[batch]), old)
@@ -310,8 +311,8 @@ class Training:
 
 def show(step: Step, tokenizer) -> None:
     """Print a game with its reward, its group's advantages, and the loss of its first turn."""
-    # A game of the second mini-batch: in the first, no weight has moved yet, and all ratios are 1. A word
-    # problem if there is one, because its answer is not right by luck.
+    # Choose a game of the second mini-batch: in the first, no weight has moved yet, and all ratios are 1. If
+    # there is a word problem, choose it, because its answer is not right by luck.
     second_batch = range(MINI_BATCH, len(step.games))
     problems = [place for place in second_batch if step.games[place].question.kind == "math"]
     chosen = max(problems or second_batch, key=lambda place: step.advantages[place])
@@ -341,13 +342,13 @@ def show(step: Step, tokenizer) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(usage=argparse.SUPPRESS, allow_abbrev=False)
-    parser.add_argument("--seed", type=int, default=0, help="of world, agent and sampling (0)")
-    parser.add_argument("--steps", type=int, default=30, help="of training (30)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of world, agent and sampling (0)")
+    parser.add_argument("--steps", type=int, default=30, help="training steps (30)")
     settings = parser.parse_args(arguments)
     if settings.seed < 0 or settings.steps < 1:
         parser.error("--seed must be at least 0, and --steps at least 1")
-    torch.set_num_threads(1)  # a model this small is slower with more
-    transformers.logging.disable_progress_bar()  # of loading the weights
+    torch.set_num_threads(1)  # A model this small is slower with more threads.
+    transformers.logging.disable_progress_bar()  # Loading the weights takes no time.
     print(f"{settings.steps} steps take about {3 * settings.steps} s on one core.", flush=True)
     training, begin = Training(settings.seed), time.perf_counter()
     print(f"step  0: validation EM {training.validation_em():.2f}", flush=True)
