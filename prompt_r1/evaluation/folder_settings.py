@@ -1,7 +1,7 @@
 """The config.yaml of an evaluation folder: what all answers in the folder have in common.
 
-The file holds the settings that define the experiment, and what the answers depend on beside them, such as
-digests of files and agents.
+The file holds the settings that define the experiment. Under `depends_on`, it has what the answers depend on
+beside them, such as digests of files and agents.
 """
 
 import hashlib
@@ -21,20 +21,7 @@ from prompt_r1.settings.agent import MINI_AGENT, is_mini_data
 from prompt_r1.settings.fields import experiment_values, read_mapping
 
 SETTINGS = "config.yaml"
-DEPENDENCIES = ("request to ", "game of ", "digest of ")  # the beginnings of the names
-
-
-def check_kept(folder: Path, values: Mapping[str, Any]) -> None:
-    """Raise UsageError if a folder's config.yaml has other values under these names."""
-    kept = contents_of(folder)
-    for name, value in values.items():
-        if kept.get(name, value) == value:
-            continue
-        if name.startswith(DEPENDENCIES):  # The values would say nothing to a person.
-            problem = f"{name} has changed since its answers"
-        else:
-            problem = f"its answers were made with {name} = {kept[name]!r}, not {value!r}"
-        raise UsageError(f"--out {folder}: {problem}: give another --out")
+DEPENDS_ON = "depends_on"  # its key for what the answers depend on beside the settings
 
 
 def contents_of(folder: Path) -> dict[str, Any]:
@@ -48,19 +35,38 @@ def settings_in_common(config: EvaluateConfig, seed: int) -> dict[str, Any]:
     return experiment_values(config) | {"seed": seed}
 
 
+def check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
+    """Raise UsageError if a folder's answers were made with other settings."""
+    kept = contents_of(folder)
+    for name, value in settings.items():
+        if name in kept and kept[name] != value:
+            raise UsageError(
+                f"--out {folder}: its answers were made with {name} = {kept[name]!r}, not {value!r}: give "
+                "another --out"
+            )
+
+
 def keep_settings(evaluation: Evaluation) -> None:
     """Write config.yaml. Raises UsageError if something has changed that the folder's answers depend on."""
     folder = evaluation.folder
+    settings = settings_in_common(evaluation.config, evaluation.seed)
+    check_settings(folder, settings)
     kept = contents_of(folder)
-    values = settings_in_common(evaluation.config, evaluation.seed) | dependencies_of(evaluation)
+    kept = kept.get(
+        DEPENDS_ON, kept
+    )  # Folders of earlier versions have the dependencies beside the settings.
+    depends_on = dependencies_of(evaluation)
     # The tables also show what an agent of this command has answered in earlier commands. So its files must
     # not have changed, even if no method of this command uses them.
     for agent in evaluation.agents.values():
         name = f"digest of {agent.path}"
-        if name in kept and name not in values:
-            values[name] = _digest(Path(agent.make(agent.config.seed)))
-    check_kept(folder, values)
-    text = yaml.safe_dump({**kept, **values}, sort_keys=False, allow_unicode=True)
+        if name in kept and name not in depends_on:
+            depends_on[name] = _digest(Path(agent.make(agent.config.seed)))
+    for name, value in depends_on.items():
+        if name in kept and kept[name] != value:
+            raise UsageError(f"--out {folder}: {name} has changed since its answers: give another --out")
+    content = {**settings, DEPENDS_ON: {**kept, **depends_on}}
+    text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
     replace_file(folder / SETTINGS, text.encode())
 
 

@@ -17,6 +17,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import save_file
 
 from prompt_r1.environments.environment import Environment
@@ -410,6 +411,19 @@ def test_a_folder_refuses_answers_after_a_file_has_changed(evaluate_here):
     """Only the names of the files were compared, so the answers of the old prompt were reused."""
     Path("train.jsonl").write_text('{"question": "What?", "answer": "Bob"}\n')
     with pytest.raises(UsageError, match=r"digest of train\.jsonl has changed since its answers: .*--out"):
+        evaluate_here()
+
+
+def test_a_folder_of_an_earlier_version_refuses_answers_after_a_file_has_changed(evaluate_here):
+    """Its config.yaml has settings and digests in one mapping."""
+    kept = yaml.safe_load(Path("out/config.yaml").read_text())
+    depends_on = kept.pop("depends_on")
+    Path("out/config.yaml").write_text(yaml.safe_dump(kept | depends_on))
+    assert evaluate_here() == 1
+    assert "digest of train.jsonl" in yaml.safe_load(Path("out/config.yaml").read_text())["depends_on"]
+
+    Path("out/config.yaml").write_text(yaml.safe_dump(kept | {"digest of train.jsonl": "other"}))
+    with pytest.raises(UsageError, match=r"digest of train\.jsonl has changed since its answers"):
         evaluate_here()
 
 
