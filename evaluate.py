@@ -20,7 +20,6 @@ if __name__ == "__main__":  # Show --help and usage errors before the imports be
     begin_imports()
 
 import asyncio
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
@@ -28,6 +27,7 @@ from dataclasses import replace
 
 from prompt_r1.environments.specs import Account, open_account
 from prompt_r1.errors import Resumable
+from prompt_r1.evaluation.agents import check_agents
 from prompt_r1.evaluation.dry_run import estimate
 from prompt_r1.evaluation.evaluation import Evaluation, Repeat
 from prompt_r1.evaluation.folder_settings import keep_settings
@@ -36,13 +36,10 @@ from prompt_r1.evaluation.predictions import FILE, Prediction, PredictionFile, S
 from prompt_r1.evaluation.scores import score_predictions
 from prompt_r1.evaluation.similarity import SentenceEncoder, load_encoder
 from prompt_r1.evaluation.tables import TABLES, terminal_table, write_results
-from prompt_r1.model.machine import use_threads
-from prompt_r1.pair.agent import check_question_lengths, load_codec
+from prompt_r1.model.machine import pick_device, use_threads
 from prompt_r1.programs.command_line import run_program
 from prompt_r1.programs.progress import progress_bar
-from prompt_r1.programs.text import printable
 from prompt_r1.rollout import run_together
-from prompt_r1.settings.functions import import_metric
 from prompt_r1.types import Question
 
 
@@ -51,7 +48,7 @@ def main(evaluation: Evaluation) -> None:
     config = evaluation.config
     use_threads()
     # The encoder is loaded first: if its files are missing, no call has been paid for.
-    encoder = load_encoder(config.ssim_model, evaluation.device)
+    encoder = load_encoder(config.ssim_model, pick_device(config.device))
     check_agents(evaluation)
     if config.dry_run:
         print(estimate(evaluation))
@@ -66,15 +63,6 @@ def main(evaluation: Evaluation) -> None:
                 show_results(evaluation, answers, encoder)
     print(f"\nIn {evaluation.folder / TABLES}: each dataset, also in the form of the paper's tables")
     raise_for_failed_calls(evaluation, answers)
-
-
-def check_agents(evaluation: Evaluation) -> None:
-    """Print which agents play, and check that the questions fit into their games."""
-    for agent in evaluation.agents.values():
-        for line in evaluation.lines_about(agent):
-            print(printable(line), file=sys.stderr, flush=True)
-        codec = load_codec(agent.make(agent.config.seed), agent.config)
-        check_question_lengths(evaluation.questions, codec, agent.config.game)
 
 
 async def ask_missing(evaluation: Evaluation, file: PredictionFile) -> None:
@@ -122,10 +110,12 @@ def show_results(
         answers,
         official=evaluation.config.metrics == "official",
         encoder=encoder,
-        own_metrics={name: import_metric(name) for name in evaluation.config.metric},
+        own_metrics=evaluation.metrics,
     )
     print(terminal_table(results))  # Printed first, because the disk may be full.
-    write_results(evaluation.folder, results, evaluation.trained_with())
+    agents = {name: evaluation.agents[name] for name in evaluation.config.agent}
+    trained_with = {name: agent.config.env for name, agent in agents.items() if agent.trained}
+    write_results(evaluation.folder, results, trained_with)
 
 
 def raise_for_failed_calls(evaluation: Evaluation, answers: Sequence[Prediction]) -> None:

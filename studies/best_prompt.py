@@ -63,9 +63,8 @@ async def write_answers(folder: Path, seed: int) -> None:
     environment = AdvisedEnvironment(seed=seed)
     data = Data(mini_questions(seed, "train"), mini_questions(seed, "validation"))
     test = mini_questions(seed, "test") + mini_questions(seed, "test", "ood")
-    kinds = list(dict.fromkeys(question.dataset for question in test))
     prompts = {}
-    for name, own_data in data_of_searches(kinds, data).items():
+    for name, own_data in data_of_searches(test, data).items():
         drawn = draw(own_data.train, EXAMPLES, seed=seed)
         prompts[name] = await best_prompt(environment, drawn)
         print(f"{name}: {prompts[name]}")

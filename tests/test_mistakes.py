@@ -127,7 +127,7 @@ SEEN_BEFORE_TORCH = [
         "rft needs training questions: give --tr",
     ),
     (
-        "evaluate.py --env mini --optimizer-env mini --data good.jsonl --method gepa --train-data good.jsonl",
+        "evaluate.py --env py:json:loads --data good.jsonl --method gepa --train-data good.jsonl",
         "gepa needs validation questions: give --val-data",
     ),
     ("sft.py --agent AGENT", "give the games to learn from: --games FILE, or --games mini"),

@@ -10,11 +10,12 @@ In reading order:
     gepa               the loop of GEPA
     methods            METHODS: what each method is, and what it needs
     settings           the flags of evaluate.py
-    evaluation         what an evaluation compares, and the environments that it asks
+    evaluation         what an evaluation compares
     folder_settings    what all answers in a folder have in common
     preflight          read the flags: choose what is compared, and check it before it starts
+    agents             say which agents play, and check that the questions fit into their games
     imitation          `sft`, `bc` and `rft`: agents that are fine-tuned first
-    making             make a method: search for prompts, or fine-tune and load an agent that plays
+    making             make a method: open its environment, search for prompts, or load its agent
     dry_run            estimate what an evaluation will cost
     intervals          intervals of means
     similarity         SSim: how similar two texts are in meaning

@@ -14,7 +14,7 @@ from prompt_r1.evaluation.evaluation import Evaluation
 from prompt_r1.evaluation.imitation import CALLS
 from prompt_r1.evaluation.methods import METHODS
 from prompt_r1.evaluation.predictions import System, short_names
-from prompt_r1.evaluation.searches import Algorithm
+from prompt_r1.evaluation.searches import Algorithm, data_of_searches
 from prompt_r1.spending import Spending
 from prompt_r1.training.dry_run import Case, Estimate, cases_of, mean_bytes, prices_of_cases, shown_estimate
 from prompt_r1.types import GameSettings
@@ -84,7 +84,7 @@ def cost_of_searches(evaluation: Evaluation, system: System, case: Case, algorit
     share = algorithm.optimizer_share if case.name == "likely" else HIGHEST_SHARE
     optimizer_calls = round(calls * share)
     spent = Spending()
-    for data in evaluation.searches.values():
+    for data in data_of_searches(evaluation.questions, evaluation.data).values():
         call = case.direct_call(data.train, request, more=PROMPT[case.name])
         spent += call * (calls - optimizer_calls) + optimizer_call * optimizer_calls
     return spent

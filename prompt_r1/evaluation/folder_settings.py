@@ -99,7 +99,7 @@ def files_of(evaluation: Evaluation) -> dict[str, Path]:
     config = evaluation.config
     data = (*config.train_data, *config.val_data)
     paths = {name: Path(name) for name in data if not is_mini_data(name)}
-    for spec in (*evaluation.environments, config.optimizer_env):
+    for spec in evaluation.specs:
         for name in spec.split(","):
             if name.startswith("hf:"):
                 folder = name.removeprefix("hf:")

@@ -23,7 +23,7 @@ from prompt_r1.evaluation.evaluation import Evaluation
 from prompt_r1.evaluation.methods import METHODS
 from prompt_r1.evaluation.predictions import System
 from prompt_r1.miniworld.demonstrations import demonstrations
-from prompt_r1.model.machine import use_threads
+from prompt_r1.model.machine import pick_device, use_threads
 from prompt_r1.pair.agent import Agent, Sampling, load_agent, play_question
 from prompt_r1.pair.named_agent import NamedAgent, teaching_command
 from prompt_r1.protocol import Codec
@@ -67,7 +67,7 @@ async def fine_tuned_agent(
         # At LLaMA-Factory's learning rate the mini agent does not learn.
         lr=3e-3 if agent.start == MINI_AGENT else 1e-4,
         rank=SFT_RANK if learns_from == "gold answers" else IMITATION_RANK,
-        device=str(evaluation.device),
+        device=str(pick_device(evaluation.config.device)),
     )
     match learns_from:
         case "gold answers":

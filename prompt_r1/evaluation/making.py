@@ -5,26 +5,38 @@ methods.py says what each method is.
 
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 
 from prompt_r1.environments.check import check_servers
 from prompt_r1.environments.environment import Environment
-from prompt_r1.environments.specs import Account
+from prompt_r1.environments.own import MuteEnvironment, OwnSource
+from prompt_r1.environments.sources import limit_in
+from prompt_r1.environments.specs import Account, open_environment
 from prompt_r1.evaluation.ask_once import direct
-from prompt_r1.evaluation.evaluation import Evaluation, file_name
+from prompt_r1.evaluation.evaluation import Evaluation
 from prompt_r1.evaluation.imitation import fine_tuned_agent
 from prompt_r1.evaluation.methods import METHODS, Method
 from prompt_r1.evaluation.predictions import Prediction, System, prediction_of
-from prompt_r1.evaluation.searches import ALL, SEED_PROMPT, Algorithm, PromptSearch
-from prompt_r1.model.machine import use_threads
+from prompt_r1.evaluation.searches import (
+    ALL,
+    SEED_PROMPT,
+    Algorithm,
+    PromptSearch,
+    RequestFields,
+    data_of_searches,
+)
+from prompt_r1.model.machine import pick_device, use_threads
 from prompt_r1.pair.agent import Agent, Sampling, load_agent, play_question
+from prompt_r1.programs.files import file_name
 from prompt_r1.reward import Rule, score_games
 from prompt_r1.spending import Spending
 from prompt_r1.types import Question
 
 logger = logging.getLogger(__name__)
+
+OPTIMIZER_REPLY = 2000  # tokens of what an optimiser writes, if nothing else limits it
 
 ReadyMethod = Callable[[Question, int], Awaitable[Prediction]]
 """A method that is ready: a question and the number of its repeat → a prediction. Calls may overlap."""
@@ -32,37 +44,64 @@ ReadyMethod = Callable[[Question, int], Awaitable[Prediction]]
 
 @asynccontextmanager
 async def open_method(evaluation: Evaluation, system: System, account: Account) -> AsyncIterator[ReadyMethod]:
-    """Open the environment of a system, make its method, and close the environment in the end.
+    """Open the models that a system asks, make its method, and close the models in the end.
 
-    Environment and agent may be models in this process. Nothing else refers to them, so they are freed before
-    the next system loads its own.
+    Models and agent may be in this process. Nothing else refers to them, so they are freed before the next
+    system loads its own.
     """
-    environment = evaluation.open_environment(system, account)
-    try:
+    algorithm = METHODS[system.method].algorithm
+    async with AsyncExitStack() as opened:
+        environment = open_environment_of(evaluation, system, account)
+        opened.push_async_callback(environment.close)
         await check_servers(environment)  # If the environment does not answer, no other model is loaded.
-        yield await make_method(evaluation, system, environment, account)
-    finally:
-        await environment.close()
+        optimizer = None
+        if algorithm is not None:
+            optimizer = open_optimizer(evaluation, system, algorithm, account)
+            opened.push_async_callback(optimizer.close)
+            if evaluation.config.optimizer_env:  # Without it, the environment writes prompts, and is checked.
+                await check_servers(optimizer)
+        yield await make_method(evaluation, system, environment, optimizer)
+
+
+def open_environment_of(evaluation: Evaluation, system: System, account: Account) -> Environment:
+    """Open the environment that a system asks. It is mute for a method that needs none."""
+    if not METHODS[system.method].needs_environment:
+        return Environment([OwnSource(MuteEnvironment(), seed=0)])
+    return open_model(evaluation, system.environment, evaluation.fields_of(system), account)
+
+
+def open_optimizer(
+    evaluation: Evaluation, system: System, algorithm: Algorithm, account: Account
+) -> Environment:
+    """Open the model that writes prompts in a system's search."""
+    spec = evaluation.config.optimizer_env or system.environment
+    fields = algorithm.optimizer_fields
+    if evaluation.config.max_env_usd and limit_in(fields) is None:
+        # The authors of GEPA set no limit, but a limit of dollars needs it.
+        fields = {**fields, "max_tokens": OPTIMIZER_REPLY}
+    return open_model(evaluation, spec, fields, account)
+
+
+def open_model(evaluation: Evaluation, spec: str, fields: RequestFields, account: Account) -> Environment:
+    """Open an environment or optimiser. Each request to it has `fields`, and its calls are in `account`."""
+    checked = evaluation.check_environment(spec, fields)
+    device = pick_device(evaluation.config.device)
+    return open_environment(checked, account=account, seed=evaluation.seed, device=device)
 
 
 async def make_method(
-    evaluation: Evaluation, system: System, environment: Environment, account: Account
+    evaluation: Evaluation, system: System, environment: Environment, optimizer: Environment | None
 ) -> ReadyMethod:
     """Make the method of a system: search for its prompts, or fine-tune and load its agent.
 
-    `environment` is mute for a method that needs none. The calls of a search are in `account`.
+    `environment` is mute for a method that needs none. `optimizer` writes the prompts of a search.
     """
     method = METHODS[system.method]
     if method.ask is not None:
         return partial(method.ask, environment)
     if method.algorithm is not None:
-        optimizer = evaluation.open_optimizer(system, method.algorithm, account)
-        try:
-            if evaluation.config.optimizer_env:  # Without it, the environment writes prompts, and is checked.
-                await check_servers(optimizer)
-            prompts = await find_prompts(evaluation, system, method.algorithm, environment, optimizer)
-        finally:
-            await optimizer.close()
+        assert optimizer is not None, f"nothing writes prompts for {system.method}"
+        prompts = await find_prompts(evaluation, system, method.algorithm, environment, optimizer)
         return answer_under_prompts(prompts, environment)
     agent = evaluation.systems[system]
     assert agent is not None, f"{system.method} has no agent that plays"
@@ -75,7 +114,7 @@ async def make_method(
     config = evaluation.config
     use_threads(in_training=player.config.threads)
     return answer_by_games(
-        load_agent(path, player.config, evaluation.device),
+        load_agent(path, player.config, pick_device(config.device)),
         environment,
         player.config.base_rule,
         Sampling(f"evaluation/{evaluation.seed}", config.temperature, config.top_p),
@@ -121,7 +160,7 @@ async def find_prompts(
     folder = evaluation.folder_of(system)
     folder.mkdir(parents=True, exist_ok=True)
     prompts: dict[str, str] = {}
-    for name, data in evaluation.searches.items():
+    for name, data in data_of_searches(evaluation.questions, evaluation.data).items():
         search = PromptSearch(
             f"{system.method} ({name})",
             environment,

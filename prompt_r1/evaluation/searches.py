@@ -39,8 +39,8 @@ RequestFields = Mapping[str, object]
 class Data:
     """The questions that prepare a method."""
 
-    train: Sequence[Question]
-    validation: Sequence[Question]
+    train: Sequence[Question] = ()
+    validation: Sequence[Question] = ()
 
 
 @dataclass
@@ -170,13 +170,14 @@ def task_score(prediction: Prediction) -> float:
     return metric(prediction.answer or "", question.answers)
 
 
-def data_of_searches(datasets: Sequence[str], data: Data) -> dict[str, Data]:
-    """The questions of each search, by the search's name: a dataset or ALL.
+def data_of_searches(questions: Sequence[Question], data: Data) -> dict[str, Data]:
+    """The questions that prepare prompts for `questions`, by the names of the searches: a dataset or ALL.
 
     A dataset gets its own search if it has both training and validation questions. (If there are no
     validation questions at all, training questions are enough.) The other datasets share one search over all
     questions, also over those of datasets that have their own.
     """
+    datasets = dict.fromkeys(question.dataset for question in questions)
     searches = {}
     for name in datasets:
         train = [question for question in data.train if question.dataset == name]

@@ -2,8 +2,10 @@
 
 import fcntl
 import functools
+import hashlib
 import logging
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO
@@ -82,3 +84,9 @@ def lock(file: int | IO[str], path: Path) -> bool:
 @functools.cache  # The warning comes once for each folder, however often the lock is tried.
 def _warn_of_missing_locks(path: Path, reason: str) -> None:
     logger.warning("%s cannot be locked (%s): let no second process write to this folder", path, reason)
+
+
+def file_name(text: str) -> str:
+    """A text as the name of a file. Other texts have other names."""
+    name = re.sub(r"[^\w.-]+", "-", text)
+    return name if name == text else f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"

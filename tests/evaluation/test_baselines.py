@@ -6,9 +6,8 @@ from dataclasses import replace
 import pytest
 
 from prompt_r1.environments.asking import IN_TAGS, read_answer, request_of
-from prompt_r1.environments.own import OwnSource
+from prompt_r1.environments.own import MuteEnvironment, OwnSource
 from prompt_r1.errors import EnvError, UsageError
-from prompt_r1.evaluation.evaluation import mute_environment
 from prompt_r1.evaluation.making import answer_by_games
 from prompt_r1.evaluation.methods import METHODS
 from prompt_r1.f1 import exact_match
@@ -103,7 +102,9 @@ class OneTurnAgent(ScriptedAgent):
 def test_a_game_is_rewarded_by_the_rule_of_the_method(rule, reward):
     """A perfect turn without an interaction opens the gate of an agent alone, but not of "release"."""
     agent = OneTurnAgent([think("so", answer="Anna")])
-    played = answer_by_games(agent, mute_environment(), rule, Sampling("evaluation/0"), METHODS["grpo-only"])
+    played = answer_by_games(
+        agent, environment_of(MuteEnvironment()), rule, Sampling("evaluation/0"), METHODS["grpo-only"]
+    )
     prediction = asyncio.run(played(ANNA, 0))
     assert prediction.reward == pytest.approx(reward) and prediction.format == 1.0
 
@@ -113,7 +114,7 @@ def test_only_the_agent_of_sft_may_answer_without_thinking(name, formatted):
     """Its instruction asks for think blocks, but its gold answers have none."""
     agent = OneTurnAgent(["<answer>Anna</answer>"])
     rule, sampling = RULE_WITHOUT_ENVIRONMENT, Sampling("evaluation/0")
-    played = answer_by_games(agent, mute_environment(), rule, sampling, METHODS[name])
+    played = answer_by_games(agent, environment_of(MuteEnvironment()), rule, sampling, METHODS[name])
     prediction = asyncio.run(played(ANNA, 0))
     assert (prediction.answer, prediction.format) == ("Anna", formatted)
 

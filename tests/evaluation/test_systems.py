@@ -26,19 +26,21 @@ from prompt_r1.errors import FatalEnvError, UsageError
 from prompt_r1.evaluation import tables
 from prompt_r1.evaluation.evaluation import Evaluation
 from prompt_r1.evaluation.folder_settings import dependencies_of, keep_settings
+from prompt_r1.evaluation.making import open_environment_of
 from prompt_r1.evaluation.methods import METHODS
 from prompt_r1.evaluation.predictions import FILE, System
 from prompt_r1.evaluation.preflight import (
     choose_systems,
     common_seed,
     data_for,
-    environments_of,
     find_agents,
+    find_environments,
+    methods_of,
     read_evaluation,
 )
 from prompt_r1.evaluation.searches import Data
 from prompt_r1.evaluation.settings import EvaluateConfig
-from prompt_r1.pair.named_agent import SETTINGS_FILE, NamedAgent
+from prompt_r1.pair.named_agent import SETTINGS_FILE, NamedAgent, resolve_agent
 from prompt_r1.settings.agent import ENVIRONMENT_SYSTEM
 from prompt_r1.settings.train import TrainConfig
 from tests.support.exports import save_run
@@ -72,9 +74,12 @@ def agents(tmp_path) -> dict[str, NamedAgent]:
 def evaluation_of(config: EvaluateConfig, agents: Mapping[str, NamedAgent]) -> Evaluation:
     """An evaluation of these agents, without questions."""
     config = replace(config, agent=tuple(agents))
-    environments = environments_of(config, (), agents)
-    systems = choose_systems(config, environments, agents)
-    return Evaluation(config, 0, [], Data([], []), agents, systems, environments)
+    if config.grpo_agent:
+        agents = {**agents, config.grpo_agent: resolve_agent(config.grpo_agent)}
+    methods = methods_of(config)
+    environments = find_environments(config, (), methods, agents)
+    systems = choose_systems(config, methods, environments, agents)
+    return Evaluation(config, 0, {}, agents, systems, environments)
 
 
 def systems_of(
@@ -86,7 +91,7 @@ def systems_of(
 
 def evaluation_of_system(config: EvaluateConfig, system: System, agent: NamedAgent) -> Evaluation:
     """An evaluation of one system, without questions."""
-    return Evaluation(config, 0, [], Data([], []), {}, {system: agent}, environments={})
+    return Evaluation(config, 0, {}, {}, {system: agent}, environments={})
 
 
 def digested_by(config: EvaluateConfig, agents: Mapping[str, NamedAgent]) -> set[str]:
@@ -110,6 +115,8 @@ def test_searches_need_a_model_that_writes_prompts_which_the_mini_world_is_not(a
     assert {"opro", "textgrad", "gepa"} <= {system.method for system in written}
     with pytest.raises(UsageError, match="--method opro: the mini world"):
         systems_of(replace(mini, method=("opro",)), agents)
+    with pytest.raises(UsageError, match="--method opro: the mini world"):
+        systems_of(replace(mini, method=("opro",), env=("large",), optimizer_env="mini"), agents)
 
 
 def test_without_an_environment_no_method_asks_it_alone(agents):
@@ -161,10 +168,10 @@ def test_a_method_without_environment_opens_none(agents, monkeypatch, name):
     def refuse(checked: object, **_: object) -> Environment:
         raise AssertionError(f"{checked} was opened")
 
-    monkeypatch.setattr("prompt_r1.evaluation.evaluation.open_environment", refuse)
+    monkeypatch.setattr("prompt_r1.evaluation.making.open_environment", refuse)
     config, system = EvaluateConfig(), System(name)
     evaluation = evaluation_of_system(config, system, agents["runs/a"])
-    opened = evaluation.open_environment(system, open_account(config))
+    opened = open_environment_of(evaluation, system, open_account(config))
     assert opened.name == "nobody"
 
 
@@ -194,19 +201,19 @@ def test_bc_with_another_agent_than_the_mini_agent_is_refused_before_anything_is
 
 
 @pytest.mark.parametrize(
-    ("trained", "env", "problem"),
+    ("trained", "env"),
     [
-        ({"env": "none"}, (), "there is none"),
-        ({"env": "large"}, ("none",), "there is none"),
-        ({"env": "none"}, ("large",), "runs/a answers in its only turn"),
-        ({"env": "large", "max_turns": 1}, (), "runs/a answers in its only turn"),
+        ({"env": "none"}, ()),
+        ({"env": "large"}, ("none",)),
+        ({"env": "none"}, ("large",)),
+        ({"env": "large", "max_turns": 1}, ()),
     ],
 )
 @pytest.mark.parametrize("name", ["bc", "rft"])
-def test_games_without_an_environment_are_not_imitated(tmp_path, name, trained, env, problem):
+def test_games_without_an_environment_are_not_imitated(tmp_path, name, trained, env):
     """A bug: rft played a hundred games of one turn, of which none counts, and advised a warm start."""
     agents = {"runs/a": NamedAgent(tmp_path, TrainConfig(**trained), "mini")}
-    with pytest.raises(UsageError, match=rf"^{name} imitates games that ask .*, and {problem}: leave it out"):
+    with pytest.raises(UsageError, match=rf"^{name} imitates games .*, and runs/a asks none: leave it out"):
         systems_of(EvaluateConfig(method=(name,), env=env), agents)
 
 
@@ -244,7 +251,7 @@ def test_settings_of_the_training_are_those_of_its_environment(asking_agent, tmp
     trained = "env: large\nenv_system: As trained.\nenv_args: '{\"top_p\": 0.5}'\n"
     (agent / SETTINGS_FILE).write_text(trained)
     opened = Mock(side_effect=UsageError("seen"))
-    monkeypatch.setattr("prompt_r1.evaluation.evaluation.open_environment", opened)
+    monkeypatch.setattr("prompt_r1.evaluation.making.open_environment", opened)
     monkeypatch.setenv("OPENAI_API_KEY", "key")
     line = ["--agent", agent, "--method", "direct", "--limit", "1", "--out", tmp_path / "out"]
     with pytest.raises(UsageError, match="seen"):
@@ -454,7 +461,7 @@ def test_an_agent_that_is_named_by_its_run_has_one_digest(tmp_path):
     run = tmp_path / "run"
     save_run(run, seed=0, step=1, saved=1)
     config = EvaluateConfig(agent=(str(run),), method=("prompt-r1",))
-    assert digested_by(config, find_agents(config)) == {f"digest of {run}/agent"}
+    assert digested_by(config, find_agents(config, config.method)) == {f"digest of {run}/agent"}
 
 
 def test_a_digest_reads_little_of_the_weights(tmp_path):
@@ -478,7 +485,8 @@ def test_a_mini_agent_that_has_been_rebuilt_is_noticed(name, tmp_path, monkeypat
     for folder in (tmp_path / "mini-agent-old", tmp_path / "mini-agent-new"):
         save_model(folder)
         monkeypatch.setattr(NamedAgent, "make", lambda agent, seed, folder=folder: folder)
-        digests.append(dependencies_of(evaluation_of(config, find_agents(config)))["digest of mini"])
+        found = find_agents(config, config.method)
+        digests.append(dependencies_of(evaluation_of(config, found))["digest of mini"])
     assert digests[0] != digests[1]
 
 
@@ -631,7 +639,7 @@ def test_a_folder_remembers_the_contents_of_all_earlier_commands(tmp_path):
     for name in ("a", "b"):
         save_run(tmp_path / name, seed=0, step=1, saved=1)
         config = EvaluateConfig(agent=(str(tmp_path / name),), method=("prompt-r1",), out=str(tmp_path))
-        evaluations.append(evaluation_of(config, find_agents(config)))
+        evaluations.append(evaluation_of(config, find_agents(config, config.method)))
     first, second = evaluations
     keep_settings(first)
     keep_settings(second)
@@ -642,7 +650,7 @@ def test_a_folder_remembers_the_contents_of_all_earlier_commands(tmp_path):
     # A bug: a method that asks only the start was added, and the table showed the old answers of the agent.
     untrained = replace(first.config, method=("untrained",))
     with pytest.raises(UsageError, match="a/agent has changed"):
-        keep_settings(evaluation_of(untrained, find_agents(untrained)))
+        keep_settings(evaluation_of(untrained, find_agents(untrained, untrained.method)))
 
 
 def test_more_methods_and_questions_are_added_to_a_folder(evaluate_here):
@@ -752,7 +760,7 @@ def test_the_digest_of_an_agent_covers_its_model_and_the_settings_of_its_trainin
 def test_questions_that_prepare_methods_are_read_only_if_a_method_needs_them():
     """Files of training questions are large, and a function of the user may pay for its rows."""
     config = EvaluateConfig(env=("large",), train_data=("py:missing:rows",))
-    assert data_for(config, [System("direct", "large"), System("cot", "large")], 0) == Data([], [])
+    assert data_for(config, [System("direct", "large"), System("cot", "large")], 0) == Data()
     with pytest.raises(UsageError, match="missing"):
         data_for(config, [System("direct", "large"), System("sft")], 0)
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from prompt_r1.environments.budget import Price
@@ -10,8 +10,8 @@ from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.journal import Journal
 from prompt_r1.environments.sources import Caller, Reply, Source
 from prompt_r1.environments.specs import open_account
-from prompt_r1.evaluation.evaluation import Evaluation, mute_environment
-from prompt_r1.evaluation.making import ReadyMethod, make_method
+from prompt_r1.evaluation.evaluation import Evaluation
+from prompt_r1.evaluation.making import ReadyMethod, make_method, open_environment_of
 from prompt_r1.evaluation.methods import METHODS
 from prompt_r1.evaluation.predictions import Prediction, System
 from prompt_r1.evaluation.searches import Data
@@ -48,16 +48,6 @@ def priced(source, journal: Path | None = None) -> Environment:
     return Environment([source], journal=Journal(journal), prices=[Price(1.0, 2.0)])
 
 
-@dataclass(frozen=True)
-class EvaluationByWriter(Evaluation):
-    """An evaluation in which `writer` writes the prompts of searches."""
-
-    writer: Environment
-
-    def open_optimizer(self, *_: object) -> Environment:
-        return self.writer
-
-
 def method(
     name: str,
     environment: Environment,
@@ -92,22 +82,19 @@ def method(
         device="cpu",
     )
     system = System(name, "large", str(played_by.path) if needed.agent else "")
-    evaluation = EvaluationByWriter(
+    evaluation = Evaluation(
         config,
         seed,
-        questions=questions,
-        data=Data(train, validation),
+        metrics={},
         agents={},
         systems={system: played_by if needed.agent else None},
         environments={"large": config},
-        writer=optimizer or environment,
+        questions=questions,
+        data=Data(train, validation),
     )
-    making = make_method(
-        evaluation,
-        system,
-        environment=environment if needed.needs_environment else mute_environment(),
-        account=open_account(config),
-    )
+    if not needed.needs_environment:
+        environment = open_environment_of(evaluation, system, open_account(config))
+    making = make_method(evaluation, system, environment, optimizer or environment)
     return asyncio.run(making)
 
 
