@@ -41,13 +41,12 @@ class ScoredPrediction:
 
 @dataclass(frozen=True)
 class Rate:
-    """A mean from 0 to 1 over `n` questions, with its 95 % interval. `errors` failed calls are left out."""
+    """A mean from 0 to 1 over `n` questions, with its 95 % interval. Failed calls are left out."""
 
     mean: float
     low: float
     high: float
     n: int
-    errors: int
 
 
 @dataclass(frozen=True)
@@ -108,10 +107,6 @@ class Results:
             found += self.groups.get((system, name), [])
         return found
 
-    def predictions(self, system: System, datasets: Sequence[str]) -> list[Prediction]:
-        """A system's predictions on some datasets."""
-        return [result.prediction for result in self.scored(system, datasets)]
-
     def scores(self, system: System, datasets: Sequence[str], metric: str) -> list[float]:
         """The score of each question: the mean over its repeats, without failed calls."""
         repeats: dict[Question, list[float]] = {}
@@ -129,34 +124,33 @@ class Results:
         scores = [self.scores(system, [name], metric) for name in reporting]
         if not scores or not all(scores):
             return None
-        failed = [prediction for prediction in self.predictions(system, reporting) if prediction.error]
-        return rate_of(scores, errors=len(failed))
+        return rate_of(scores)
 
     def micro_means(self, system: System, datasets: Sequence[str]) -> Means:
         """The means of everything that was measured on a system's questions of these datasets."""
-        predictions = self.predictions(system, datasets)
+        predictions = [result.prediction for result in self.scored(system, datasets)]
         answered = [prediction for prediction in predictions if not prediction.error]
         questions = {prediction.question for prediction in answered}
-        errors = len(predictions) - len(answered)
         rates = {}
         for metric in self.labels:
             scores = self.scores(system, datasets, metric)
             if scores:
-                rates[metric] = rate_of([scores], errors=errors)
+                rates[metric] = rate_of([scores])
         known: dict[str, list[float]] = {}
         for prediction in answered:
             for name, count in counts_of(prediction).items():
                 if count is not None:
                     known.setdefault(name, []).append(count)
         counts = {name: fmean(values) for name, values in known.items()}
+        errors = len(predictions) - len(answered)
         return Means(len(questions), errors, rates, counts)
 
 
-def rate_of(groups: Sequence[Sequence[float]], *, errors: int) -> Rate:
+def rate_of(groups: Sequence[Sequence[float]]) -> Rate:
     """The mean of the groups' means, with its interval. A group has a score for each of its questions."""
     mean = fmean(fmean(scores) for scores in groups)
     low, high = mean_interval(groups)
-    return Rate(mean, low, high, n=sum(len(scores) for scores in groups), errors=errors)
+    return Rate(mean, low, high, n=sum(len(scores) for scores in groups))
 
 
 def score_predictions(

@@ -213,10 +213,5 @@ def _percent_text(rate: Rate | None, n: int, best: float) -> str:
     mean = f"{100 * rate.mean:.1f}"
     if rate.mean > best - 1e-12:
         mean = f"**{mean}**"
-    notes = []
-    if rate.n != n:
-        notes.append(f"n {rate.n}")
-    if rate.errors:
-        notes.append(f"{rate.errors} errors")
-    missing = f" ({', '.join(notes)})" if notes else ""
-    return f"{mean} {bounds_text(100 * rate.low, 100 * rate.high, '.1f')}{missing}"
+    own_number = f" (n {rate.n})" if rate.n != n else ""
+    return f"{mean} {bounds_text(100 * rate.low, 100 * rate.high, '.1f')}{own_number}"
