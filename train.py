@@ -15,6 +15,7 @@ the step is written down, they add up their metrics.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 if __name__ == "__main__":  # Show --help and usage errors before the imports below, which take seconds.
     from prompt_r1.programs.installation import check_installation
@@ -27,6 +28,7 @@ if __name__ == "__main__":  # Show --help and usage errors before the imports be
     begin_imports()
 
 import torch
+from torch import Tensor
 
 from prompt_r1.errors import Resumable
 from prompt_r1.evaluation.after_training import compare_on_test
@@ -84,21 +86,20 @@ def train(run: Run, record: Record) -> None:
             stats = UpdateStats()
             mini_batches = run.mini_batches(games_PG)
             # π_old is the policy that played. For later mini-batches, measure it before the weights move.
-            for micro_batches in mini_batches[1:]:
-                measure_old(policy, micro_batches)
+            old_logprobs = [measure_old(policy, micro_batches) for micro_batches in mini_batches[1:]]
             for index, micro_batches in enumerate(mini_batches):
                 # With FSDP, all ranks compute each forward together. So they have equally many micro-batches.
-                for batch in micro_batches:
+                for number, batch in enumerate(micro_batches):
                     output = policy(batch.packed)
                     # In the first mini-batch the weights have not moved: its own forward is π_old.
-                    old = output.logprobs.detach() if batch.old is None else batch.old
+                    old = output.logprobs.detach() if index == 0 else old_logprobs[index - 1][number]
                     # The reference is a frozen copy of the agent before training. With kl_coef 0 there is
                     # none, and `grpo_loss` measures the KL to π_old.
                     reference = run.reference_logprobs(batch.packed)
-                    columns = batch.columns(old=old, reference=reference)
+                    columns = replace(batch.columns, old=old, reference=reference)
                     loss = run.loss_function(output.logprobs, columns)
                     loss.total.backward()
-                    stats.add(batch, output, loss)
+                    stats.add(columns, output, loss)
                 if index == 0:
                     # Engine and policy must give the tokens of the games the same log-probabilities.
                     # Otherwise, the engine played with other weights than those that learn.
@@ -111,15 +112,14 @@ def train(run: Run, record: Record) -> None:
 
 
 @torch.no_grad()
-def measure_old(policy: Policy, batches: Sequence[Batch]) -> None:
+def measure_old(policy: Policy, micro_batches: Sequence[Batch]) -> list[Tensor]:
     """Measure log π_old (N,) of the N agent tokens of each micro-batch. Called by every rank.
 
     Why not the engine's log-probabilities? In float32 they are almost the same, but their last bits depend on
     which games decoded at the same time. This differs from run to run if replies come over a network, so no
     run could be repeated exactly.
     """
-    for batch in batches:
-        batch.old = policy(batch.packed).logprobs
+    return [policy(batch.packed).logprobs for batch in micro_batches]
 
 
 async def play_step(run: Run, step: int, questions: Mapping[int, Question]) -> list[list[Trajectory]]:

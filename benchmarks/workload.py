@@ -8,7 +8,7 @@ import math
 import random
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch.optim import Optimizer
@@ -197,10 +197,10 @@ def learn_from(
     stats = UpdateStats()
     for batch in batches:
         output = policy(batch.packed)
-        old = output.logprobs.detach()
-        loss = grpo_loss(output.logprobs, batch.columns(old=old, reference=old), **settings)
+        columns = replace(batch.columns, old=output.logprobs.detach())
+        loss = grpo_loss(output.logprobs, columns, **settings)
         loss.total.backward()
-        stats.add(batch, output, loss)
+        stats.add(columns, output, loss)
     optimizer_step(policy, optimizer, ranks, stats)
     return stats.metrics(ranks)
 

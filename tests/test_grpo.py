@@ -27,8 +27,9 @@ def batches_of(
 
 def loss_of(batch: Batch, logprobs: torch.Tensor, **changes) -> Loss:
     """The loss of a batch, with the engine's log-probabilities as the old ones and as the reference."""
-    engine = batch.engine
-    columns = batch.columns(old=changes.pop("old", engine), reference=changes.pop("ref", engine))
+    engine = batch.columns.engine
+    old, reference = changes.pop("old", engine), changes.pop("ref", engine)
+    columns = replace(batch.columns, old=old, reference=reference)
     settings = {"clip": CLIP, "clip_high": 0.0, "kl_coef": 0.0, "importance_cap": 0.0}
     return grpo_loss(logprobs, columns, **settings | changes)
 
@@ -36,7 +37,9 @@ def loss_of(batch: Batch, logprobs: torch.Tensor, **changes) -> Loss:
 def batch_of(advantages: torch.Tensor, weights: torch.Tensor) -> Batch:
     """A micro-batch of these tokens."""
     empty = make_batch([], lambda game: 1.0, CPU)
-    return replace(empty, engine=torch.zeros_like(weights), advantages=advantages, weights=weights)
+    engine = torch.zeros_like(weights)
+    columns = replace(empty.columns, engine=engine, advantages=advantages, weights=weights)
+    return replace(empty, columns=columns)
 
 
 @pytest.mark.parametrize("token_mean", [False, True])
@@ -48,7 +51,8 @@ def test_the_loss_equals_a_loop_over_tokens_in_float64(token_mean, cap, clip_hig
     """
     games, total = random_scored_games(), 0.0
     for batch in batches_of(games, token_mean=token_mean, tokens_per_batch=tokens_per_batch):
-        old, new, ref = (batch.engine + shift * torch.sin(c * batch.engine) for shift, c in SHIFTS)
+        engine = batch.columns.engine
+        old, new, ref = (engine + shift * torch.sin(c * engine) for shift, c in SHIFTS)
         settings = {"clip_high": clip_high, "kl_coef": KL_COEF, "importance_cap": cap}
         total += loss_of(batch, new, old=old, ref=ref, **settings).total.item()
     expected, tokens = 0.0, sum(sum(game.trajectory.sampled) for game in games)
@@ -98,7 +102,7 @@ def test_environment_text_gets_no_gradient():
     for game in sorted(games, key=lambda game: len(game.trajectory.tokens), reverse=True):
         pairs = zip(game.trajectory.tokens, game.trajectory.sampled, strict=True)
         targets += [token for token, sampled in pairs if sampled]
-    assert batch.packed.targets.tolist() == targets and len(batch.weights) == len(targets)
+    assert batch.packed.targets.tolist() == targets and len(batch.columns.weights) == len(targets)
 
 
 def test_clip_frac_counts_the_tokens_whose_ratio_is_clipped_against_their_advantage():

@@ -20,28 +20,14 @@ from prompt_r1.training.row_plans import by_opening, divide
 from prompt_r1.types import ScoredGame, Trajectory
 
 
-@dataclass
+@dataclass(frozen=True)
 class Batch:
-    """A micro-batch with N agent tokens. `LossColumns` explains its tensors."""
+    """A micro-batch: games with N agent tokens."""
 
-    packed: Packed
-    engine: Tensor  # (N,) float32, as are `advantages` and `weights`
-    advantages: Tensor
-    weights: Tensor
-    game: Tensor  # (N,) int64
-    # (N,) log π_old. None: the weights have not moved since the games, so the policy itself is π_old.
-    old: Tensor | None = None
-
-    def columns(self, *, old: Tensor, reference: Tensor | None) -> LossColumns:
-        """What the loss reads, with the log-probabilities of π_old and π_ref."""
-        return LossColumns(
-            old=old,
-            reference=reference,
-            engine=self.engine,
-            advantages=self.advantages,
-            weights=self.weights,
-            game=self.game,
-        )
+    packed: Packed  # the games as one row, for a forward
+    # What the games tell of their agent tokens. The loop of train.py measures π_old and π_ref, and replaces
+    # `old` and `reference`. Until then they are the engine's log-probabilities and None.
+    columns: LossColumns
 
 
 def games_to_learn_from(
@@ -146,8 +132,15 @@ def make_batch(
     def column(values: list[float]) -> Tensor:
         return torch.tensor(values, dtype=torch.float32, device=device)
 
-    game_of_token = torch.tensor(game_numbers, dtype=torch.long, device=device)
-    return Batch(packed, column(engine), column(advantages), column(weights), game_of_token)
+    columns = LossColumns(
+        old=column(engine),
+        reference=None,
+        engine=column(engine),
+        advantages=column(advantages),
+        weights=column(weights),
+        game=torch.tensor(game_numbers, dtype=torch.long, device=device),
+    )
+    return Batch(packed, columns)
 
 
 def token_advantages(game: ScoredGame) -> list[float]:

@@ -13,11 +13,10 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
 from prompt_r1.errors import UsageError
-from prompt_r1.grpo import Loss
+from prompt_r1.grpo import Loss, LossColumns
 from prompt_r1.model.distributed import Ranks
 from prompt_r1.model.policy import Policy, PolicyOutput, layers_of
 from prompt_r1.model.sharding import full_tensor, weight_norm
-from prompt_r1.training.batches import Batch
 
 GAP = "engine/logprob_gap"  # the metric of the largest difference of engine and policy, in nats
 GAP_MEAN = f"{GAP}_mean"
@@ -59,14 +58,14 @@ class UpdateStats:
     pending: list[BatchStats] = field(default_factory=list)  # micro-batches of the next optimiser step
     used: list[BatchStats] = field(default_factory=list)  # micro-batches of the optimiser steps taken
 
-    def add(self, batch: Batch, output: PolicyOutput, loss: Loss) -> None:
+    def add(self, columns: LossColumns, output: PolicyOutput, loss: Loss) -> None:
         """Add a micro-batch, after its backward."""
         measured = BatchStats(
             loss=loss.total.item(),
             kl=loss.kl.item(),
             clip_frac=loss.clip_frac.item(),
-            entropy=(batch.weights * output.entropy).sum().item(),
-            log_ratio=(output.logprobs.detach() - batch.engine).cpu(),
+            entropy=(columns.weights * output.entropy).sum().item(),
+            log_ratio=(output.logprobs.detach() - columns.engine).cpu(),
             token_kl=loss.token_kl.detach().cpu(),
             weights_moved=self.taken > 0,
         )

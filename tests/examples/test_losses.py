@@ -144,10 +144,10 @@ def test_a_loss_and_its_gradient_equal_a_loop(name, cap, token_mean, ranks, toke
         for batch in micro_batches_of(
             games, of_rank, tokens_per_batch=tokens_per_batch, token_mean=token_mean
         ):
-            engine = batch.engine.double()
+            engine = batch.columns.engine.double()
             old, new, reference = (engine + shift * torch.sin(c * engine) for shift, c in SHIFTS)
             new.requires_grad_()
-            columns = replace(batch, engine=engine).columns(old=old, reference=reference)
+            columns = replace(batch.columns, engine=engine, old=old, reference=reference)
             loss = getattr(losses, name)(new, columns, **settings)
             loss.total.backward()
             assert new.grad is not None and loss.token_kl.shape == new.shape

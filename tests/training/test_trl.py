@@ -167,8 +167,7 @@ def both_losses(
         with torch.no_grad():
             ref = reference(batch.packed).logprobs
         logprobs = policy(batch.packed).logprobs
-        old = batch.engine
-        columns = replace(batch, engine=engine_of(old)).columns(old=old, reference=ref)
+        columns = replace(batch.columns, engine=engine_of(batch.columns.old), reference=ref)
         loss_of_batch = loss_of(logprobs, columns, **settings)
         loss_of_batch.total.backward()
         loss += loss_of_batch.total.item()
