@@ -55,28 +55,27 @@ def train(run: Run, record: Record) -> None:
     """Train all steps that are not trained yet. Called by every rank."""
     config, ranks, policy = run.config, run.ranks, run.policy
     for step in record.remaining_steps():
-        # Play. This rank has P of the step's questions, and plays G games of each. `questions` has them by
-        # their numbers in the step. `trajectories_PG` is a list of P groups, each with G trajectories.
-        questions = run.questions.of_rank(step, ranks)
-        # If the user's code fails in play, score or compare, the run is saved before it ends.
-        with record.checkpoint_on_user_error():
-            with run.log.phase("rollout"):
-                trajectories_PG = run.wait_for(play_step(run, step, questions))  # a signal cancels the games
+        # Until the games are compared, the user's code may fail on any rank. Then its error is raised on all
+        # ranks, and the run is saved before it ends.
+        with record.checkpoint_on_user_error(), ranks.shared_errors():
+            # Play. This rank has P of the step's questions, and plays G games of each. `questions` has them
+            # by their numbers in the step. `trajectories_PG` has P groups, each with G trajectories.
+            questions = run.questions.of_rank(step, ranks)
+            trajectories_PG = play_step(run, step, questions)
 
-            with ranks.shared_errors():  # An error on one rank is raised on all, as in `wait_for`.
-                # Score. A game that ended with a failed call has no reward.
-                rewards_PG = [
-                    score_games(group, rule=config.base_rule, own=run.own_reward) for group in trajectories_PG
-                ]
+            # Score. A game that ended with a failed call has no reward.
+            rewards_PG = [
+                score_games(group, rule=config.base_rule, own=run.own_reward) for group in trajectories_PG
+            ]
 
-                # Compare. The advantage of a game is its distance from the other games of its question.
-                games_PG = compare_games(
-                    trajectories_PG,
-                    rewards_PG,
-                    numbers=list(questions),  # the numbers of this rank's questions
-                    standardise=config.advantage == "standardised",
-                    own=run.own_advantages,
-                )
+            # Compare. The advantage of a game is its distance from the other games of its question.
+            games_PG = compare_games(
+                trajectories_PG,
+                rewards_PG,
+                numbers=list(questions),  # the numbers of this rank's questions
+                standardise=config.advantage == "standardised",
+                own=run.own_advantages,
+            )
 
         # Learn. Each mini-batch is one optimiser step. Its games are divided into micro-batches, which fit in
         # memory. A signal (Ctrl-C, SIGTERM) does not interrupt the update.
@@ -122,11 +121,12 @@ def measure_old(policy: Policy, micro_batches: Sequence[Batch]) -> list[Tensor]:
     return [policy(batch.packed).logprobs for batch in micro_batches]
 
 
-async def play_step(run: Run, step: int, questions: Mapping[int, Question]) -> list[list[Trajectory]]:
-    """Play G games of each question of this rank, all concurrently: P × G trajectories.
+def play_step(run: Run, step: int, questions: Mapping[int, Question]) -> list[list[Trajectory]]:
+    """Play G games of each of this rank's questions, all concurrently: P × G trajectories.
 
-    `questions` has the questions by their numbers in the step. The seed of a game follows from this number,
-    so the games are the same with any number of ranks.
+    `questions` has the questions by their numbers in the step. The seeds of the games follow from these
+    numbers, so the games do not depend on the number of ranks. Called by every rank. Raises Resumable if a
+    signal came, which cancels the games.
     """
     config = run.config
 
@@ -142,7 +142,8 @@ async def play_step(run: Run, step: int, questions: Mapping[int, Question]) -> l
         run.log.count_game()
         return game
 
-    return await play_groups(questions, config.group_size, play_one)
+    with run.log.phase("rollout"):
+        return run.wait_for(play_groups(questions, config.group_size, play_one))
 
 
 def main(chosen: ChosenTraining) -> None:

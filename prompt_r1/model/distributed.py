@@ -28,6 +28,10 @@ class RankLost(Resumable):
     """A rank cannot be reached, so the others cannot save: the run resumes from its last checkpoint."""
 
 
+class RankFailed(RuntimeError):
+    """An unexpected error of one rank, as all ranks raise it."""
+
+
 @dataclass(frozen=True)
 class Ranks:
     """This process, number `rank` of `count`, and its collectives."""
@@ -65,8 +69,8 @@ class Ranks:
         """A context for this rank's share of some work. At its end, this rank waits for the other ranks.
 
         If the work fails on one rank, its error is raised on all of them. Otherwise the others would wait in
-        their next collective for a rank that has left. An unexpected error becomes a RuntimeError with the
-        original traceback (`as_shared`).
+        their next collective for a rank that has left. An unexpected error becomes RankFailed with the
+        original traceback (`as_shared`). Contexts may be nested.
         """
         if self.count == 1:
             yield
@@ -119,17 +123,17 @@ class Ranks:
 
 
 def as_shared(error: Exception, rank: int) -> Exception:
-    """The error that all ranks raise if one rank fails: itself, or a RuntimeError if it is unexpected.
+    """The error that all ranks raise if one rank fails: itself, or RankFailed if it is unexpected.
 
     An unexpected error can be of any type, and its type may be one that cannot be pickled. Its traceback is
     shown by all ranks, because the rank that fails may have no terminal.
     """
-    if isinstance(error, (UsageError, Resumable)):
+    if isinstance(error, (UsageError, Resumable, RankFailed)):
         return error
     if isinstance(error, OSError):  # `command_line.explain` explains some of them, such as a full disk.
         shared: Exception = error
     else:
-        shared = RuntimeError(f"rank {rank} failed ({type(error).__name__}: {first_line(error)})")
+        shared = RankFailed(f"rank {rank} failed ({type(error).__name__}: {first_line(error)})")
     shared.add_note("".join(traceback.format_exception(error)))
     return shared
 

@@ -160,7 +160,7 @@ class Learner:
         """`settings` are those of SETTINGS that have other values here."""
         chosen = SETTINGS | settings
         assert len(chosen) == len(SETTINGS), f"unknown settings among {settings}"
-        self.config = SimpleNamespace(**chosen, advantage="standardised", base_rule=None)
+        self.config = SimpleNamespace(**chosen, group_size=0, advantage="standardised", base_rule=None)
         self.policy, self.ranks, self.reference = policy, ranks, reference
         self.own_reward = self.own_advantages = None
         self.loss_function = loss_of_run(self.config, None, importance_cap=importance_cap_of(policy))
