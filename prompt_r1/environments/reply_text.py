@@ -7,15 +7,30 @@ from prompt_r1.environments.sources import Reply
 # The tags around thinking that the server does not separate from the reply. Models write <think>, <thinking>,
 # <thought>, <seed:think>, [THINK] or ◁think▷. Group 1 is "/" in a closing tag.
 THINK_TAG = re.compile(r"[<\[◁](/?)(?:seed:)?(?:think|thinking|thought)[>\]▷]", re.IGNORECASE)
-# The control tokens that servers leave at the end of a reply, in lower case. Only known tokens count, because
-# "<|x|>" and "[|x - y|]" are mathematics. DeepSeek's tokens have "｜" and "▁" in place of "|" and "_".
-END_TOKENS = (
-    "</s> <eos> <eod> <eot> <pad> <turn|> <end_of_turn> <end_of_text> <end_of_utterance> [eos] [pad] [/inst] "
-    "<|im_end|> <|role_end|> <|eot|> <|eot_id|> <|eom_id|> <|eos|> <|pad|> <|return|> <|user|> "
-    "<|observation|> <|end|> <|endoftext|> <|endofturn|> <|end_of_text|> <|end_of_turn|> "
-    "<|end_of_turn_token|> <|end_of_sentence|> <|end_of_msg|> <|end_response|> [|endofturn|]"
-).split()
-LONGEST_END_TOKEN = max(len(token) for token in END_TOKENS)
+# The control tokens that servers leave at the end of a reply, by the models that write them, in any letter
+# case. Only known tokens count, because "<|x|>" and "[|x - y|]" are mathematics.
+END_TOKENS_OF = {
+    "Llama and Mistral": "</s> [/INST] <|eot_id|> <|eom_id|> <|eot|> <|end_of_text|>",
+    "Gemma": "<eos> <pad> <end_of_turn> <turn|>",
+    "Qwen, SmolLM and other users of ChatML": "<|im_end|> <|endoftext|>",
+    "DeepSeek": "<｜end▁of▁sentence｜> <|EOT|>",
+    "GLM": "<|user|> <|observation|>",
+    "Phi and gpt-oss": "<|end|> <|return|>",
+    "Kimi": "[EOS] [PAD] <|end_of_msg|>",
+    "Command": "<|END_OF_TURN_TOKEN|> <|END_RESPONSE|>",
+    "Grok": "<|eos|> <|pad|>",
+    "SmolVLM": "<end_of_utterance>",
+    "OpenChat": "<|end_of_turn|>",
+    "HyperCLOVA X": "<|endofturn|>",
+    "EXAONE": "[|endofturn|]",
+    "Ling": "<|role_end|>",
+    "Yuan": "<eod>",
+}
+END_TOKENS = " ".join(END_TOKENS_OF.values()).split()
+# The end of a text is matched in the reversed text. A search from the front would start at each blank of a
+# long run of blanks, and its time would grow with the square of their number.
+_REVERSED_TOKENS = "|".join(re.escape(token[::-1]) for token in END_TOKENS)
+REVERSED_END = re.compile(rf"(\s*({_REVERSED_TOKENS}))+\s*", re.IGNORECASE)
 
 
 def reply_of(written: str, *, label: str = "", reasoning: str = "", finish: str = "stop") -> Reply:
@@ -63,15 +78,5 @@ def is_closing(tag: re.Match[str]) -> bool:
 
 def without_end_tokens(text: str) -> str:
     """The text without the control tokens at its end, and without the white space around them."""
-    end = len(text)
-    has_tokens = False
-    # The text is cut once, at last: a hostile reply may end with hundreds of thousands of tokens.
-    while True:
-        while end > 0 and text[end - 1].isspace():
-            end -= 1
-        tail = text[max(end - LONGEST_END_TOKEN, 0) : end].lower().replace("｜", "|").replace("▁", "_")
-        token = next((token for token in END_TOKENS if tail.endswith(token)), None)
-        if token is None:
-            return text[:end] if has_tokens else text
-        end -= len(token)
-        has_tokens = True
+    end = REVERSED_END.match(text[::-1])
+    return text[: len(text) - end.end()] if end else text

@@ -41,10 +41,21 @@ TOO_LONG_PHRASES = (
     "exceed context limit",  # Anthropic
     "request too large",  # OpenAI, if the request has more tokens than the account may send in a minute
 )
-# If a reply has no ordinary end, its finish_reason in lower case contains one of these words.
-FAILED_ENDS = ("error", "abort", "cancel", "resource")  # resource: insufficient_system_resource of DeepSeek
-FILTERED_ENDS = ("filter", "safety", "block", "sensitive")  # safety: Gemini; sensitive: Zhipu
-FULL_ENDS = ("length", "max", "limit", "trunc")
+# What a finish_reason means that contains one of these words, in any letter case.
+ENDS = {
+    "error": "failed",  # OpenRouter, Mistral; network_error of Zhipu
+    "abort": "failed",  # vLLM, SGLang
+    "cancel": "failed",  # TensorRT-LLM
+    "insufficient_system_resource": "failed",  # DeepSeek
+    "filter": "content_filter",  # OpenAI and most others
+    "safety": "content_filter",  # Gemini, if a proxy does not translate its words
+    "prohibited": "content_filter",  # Gemini
+    "blocklist": "content_filter",  # Gemini
+    "sensitive": "content_filter",  # Zhipu
+    "length": "length",  # OpenAI and most others; model_length of Mistral
+    "max": "length",  # max_tokens of Anthropic, MAX_TOKENS of Gemini
+    "context_window": "length",  # model_context_window_exceeded of Anthropic and Zhipu
+}
 ADVICE = {
     401: " (check OPENAI_API_KEY; a URL from a file gets it only if --env names it too)",
     402: " (the account has no credit)",
@@ -112,18 +123,19 @@ def _read_completion(data: Mapping[str, object], body: bytes) -> Reply:
     has_text = bool(text.strip())
     reasoning = _text_of(message.get("reasoning_content")) or _text_of(message.get("reasoning"))
     finish = str(choice.get("finish_reason") or "")
-    if _contains(finish, FAILED_ENDS):
+    end = next((end for word, end in ENDS.items() if word in finish.lower()), "stop")
+    if end == "failed":
         raise Busy(f"the reply was cut off by an error (finish_reason {finish})", may_be_billed=True)
-    if _contains(finish, FULL_ENDS):
-        finish = "length"  # Each provider has a word of its own.
     label = ""
-    if _contains(finish, FILTERED_ENDS):
-        label = "content_filter"
+    if end == "content_filter":
+        label = end
     elif not has_text and refusal.strip():
         label = "refusal"
-    elif not has_text and finish != "length":
+    elif not has_text and end != "length":
         said = _words_of(data, body)
         raise NoText(f"no reply (check the base URL, which often ends in /v1) in: {said}")
+    if end == "length":
+        finish = end
     reply = reply_of(text if has_text else refusal, label=label, reasoning=reasoning, finish=finish)
     tokens_in, tokens_out = billed_tokens(data.get("usage"))
     return replace(reply, tokens_in=tokens_in, tokens_out=tokens_out)
@@ -232,8 +244,3 @@ def _text_of(content: object) -> str:
 def clean(text: str) -> str:
     """A text without lone surrogates and NUL characters."""
     return encodable(text).replace("\0", "")
-
-
-def _contains(finish: str, words: tuple[str, ...]) -> bool:
-    """Whether a finish_reason contains one of the words."""
-    return any(word in finish.lower() for word in words)
