@@ -103,8 +103,7 @@ class Endpoint(Source):
         if self._client is None:
             self._client = self._open_client()
         url = self.base_url + "/chat/completions"
-        content = json.dumps(request)  # json.dumps escapes lone surrogates, which have no UTF-8.
-        sending = self._client.stream("POST", url, content=content)
+        sending = self._client.stream("POST", url, content=json.dumps(request))
         body = bytearray()
         try:
             async with sending as response:

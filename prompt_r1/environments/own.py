@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, Protocol
 
+from prompt_r1.chat_template import encodable
 from prompt_r1.environments.reply_text import reply_of
 from prompt_r1.environments.sources import CALL_DEADLINE, Caller, Reply, Source, byte_count
 from prompt_r1.errors import EnvError, UsageError
@@ -69,6 +70,7 @@ class OwnSource(Source):
         text = await self._call(copies, caller)
         if not isinstance(text, str):
             raise UsageError(f"the environment {self.name} returned {type(text).__name__}, not a string")
+        text = encodable(text)
         reply = reply_of(text)
         if not self._priced:
             return reply

@@ -123,7 +123,7 @@ def byte_count(text: str) -> int:
     A byte-level tokenizer has no more tokens than bytes. English text has about a quarter as many, but with
     some tokenizers each digit is a token, and a character of another script may be several.
     """
-    return len(text.encode(errors="surrogatepass"))
+    return len(text.encode())
 
 
 def limit_in(fields: Mapping[str, object]) -> int | None:

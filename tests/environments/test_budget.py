@@ -256,6 +256,17 @@ def test_an_env_error_of_a_users_object_is_charged_as_a_lost_request(tmp_path) -
     assert own.calls * estimate.usd / 2 <= asked.budget.charged.usd <= 1e-3
 
 
+def test_half_a_character_in_the_reply_of_a_users_object_is_a_question_mark() -> None:
+    """A lone surrogate has no UTF-8, so the tokens of a priced reply could not be counted."""
+
+    class Half:
+        def ask(self, messages: list[Message]) -> str:
+            return "Pa\ud800ris"
+
+    source = OwnSource(Half(), seed=0, priced=True, reply_limit=9)
+    assert ask(environment(source)) == "Pa?ris"
+
+
 @pytest.mark.parametrize(
     "usage",
     [
