@@ -20,7 +20,6 @@ from prompt_r1.errors import UsageError, first_line
 from prompt_r1.normalise import normalise
 from prompt_r1.programs.command_line import Parser, program_name, run_program
 from prompt_r1.programs.text import printable
-from prompt_r1.settings.fields import AT_LEAST_1, Range, check_number
 from prompt_r1.types import Question
 
 
@@ -110,7 +109,8 @@ def split_files(*, files: Sequence[str], out: Path, test: Path, share: float) ->
     """Write a share of the questions to `test`, and the others to `out`."""
     _check_written(out, files)
     _check_written(test, [*files, out])
-    check_number("--share", share, Range(low=1e-6, high=0.999999))
+    if not 0 < share < 1:
+        raise UsageError(f"--share must be between 0 and 1, not {share}")
     questions = _questions_of(files)
     # A file with the same id twice could not be read again.
     for identity, occurrences in Counter(question.id for question in questions).items():
@@ -129,7 +129,8 @@ def mix_files(
 ) -> None:
     """Write a random draw of the questions to `out`, without the questions of the files in `exclude`."""
     _check_written(out, [*files, *exclude])
-    check_number("--per-dataset", per_dataset, AT_LEAST_1)
+    if per_dataset < 1:
+        raise UsageError(f"--per-dataset must be at least 1, not {per_dataset}")
     questions = _questions_of(files)
     drawn = mix(questions, per_dataset, seed=seed, exclude=_questions_of(exclude))
     write_questions(out, drawn)

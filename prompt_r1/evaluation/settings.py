@@ -5,7 +5,7 @@ from functools import partial
 
 from prompt_r1.evaluation.methods import DEFAULT_METHODS, METHODS
 from prompt_r1.pair.settings import PlayConfig
-from prompt_r1.settings.fields import AT_LEAST_1, Range, everyday_setting, setting
+from prompt_r1.settings.fields import everyday_setting, setting
 
 method_setting = partial(setting, group="compared methods", defines_experiment=True)
 
@@ -29,7 +29,7 @@ class EvaluateConfig(PlayConfig):
     dry_run: bool = setting(False, "estimate calls, tokens and dollars, then exit")
     tables: bool = setting(False, "fill the paper's Tables 2 to 5: every method, ablation and transfer")
     limit: int = everyday_setting(0, "questions of each file, a random sample stratified by dataset; 0: all")
-    repeats: int = setting(1, "answers to each question, averaged per question", AT_LEAST_1)
+    repeats: int = setting(1, "answers to each question, averaged per question", low=1)
     metrics: str = setting(
         "strict", "rules of EM, SM and F1: ours, or the release's", choices=("strict", "official")
     )
@@ -39,10 +39,7 @@ class EvaluateConfig(PlayConfig):
     ssim_model: str = setting("", "folder of the sentence encoder of SSim, or auto: search for it")
     out: str = everyday_setting("", "results folder (runs/eval-AGENT)")
     top_p: float = setting(
-        1.0,
-        "nucleus of the agent's sampling, a probability",
-        Range(low=1e-9, high=1),
-        defines_experiment=True,
+        1.0, "nucleus of the agent's sampling, a probability", low=1e-9, high=1, defines_experiment=True
     )
     train_data: tuple[str, ...] = method_setting((), "training questions (mini, if --data is the mini world)")
     val_data: tuple[str, ...] = method_setting((), "validation questions (mini, if --data is the mini world)")

@@ -27,7 +27,7 @@ from prompt_r1.pair.agent import Agent, Sampling, check_question_length, load_ag
 from prompt_r1.pair.dialogue import OnPiece, Piece
 from prompt_r1.pair.named_agent import resolve_agent
 from prompt_r1.pair.settings import AnyPairConfig, ChosenPair, PairConfig, choose_pair
-from prompt_r1.settings.fields import check_ranges
+from prompt_r1.settings.fields import check_config
 from prompt_r1.types import Question, Trajectory
 
 
@@ -247,7 +247,7 @@ def load(
         max_turns=max_turns,
         device=device,
     )
-    check_ranges(config)
+    check_config(config)
     named = resolve_agent(config.agent, max_turns=max_turns)
     if isinstance(env, str):
         # A pair takes env_system, env_args and route from the agent's training, unless they are given. Of

@@ -8,7 +8,7 @@ from prompt_r1.environments.specs import CheckedEnvironment, check_environment, 
 from prompt_r1.pair.named_agent import NamedAgent, resolve_agent
 from prompt_r1.programs.launcher import check_device
 from prompt_r1.settings.agent import AgentConfig, EnvironmentConfig
-from prompt_r1.settings.fields import ABOVE_0, SEED, Range, everyday_setting, setting
+from prompt_r1.settings.fields import everyday_setting, setting
 from prompt_r1.settings.flags import given_values
 
 AnyPlayConfig = TypeVar("AnyPlayConfig", bound="PlayConfig")
@@ -19,7 +19,7 @@ AnyPairConfig = TypeVar("AnyPairConfig", bound="PairConfig")  # the config of in
 class PlayConfig(EnvironmentConfig):
     """How agents play after their training."""
 
-    seed: int | None = everyday_setting(None, "mini world and sampling", SEED, default_text="the run's")
+    seed: int | None = everyday_setting(None, "mini world and sampling", default_text="the run's")
     temperature: float = everyday_setting(0.0, "temperature of the agent; 0: greedy", defines_experiment=True)
     max_turns: int = everyday_setting(
         0, "turns per game; 0: as in the agent's training", defines_experiment=True
@@ -55,12 +55,12 @@ class ServeConfig(PairConfig):
     """
 
     host: str = everyday_setting("127.0.0.1", "address to listen at")
-    port: int = everyday_setting(8000, "port; 0: any free one", Range(high=65535))
+    port: int = everyday_setting(8000, "port; 0: any free one", high=65535)
     model_name: str = everyday_setting("prompt-r1", "name of the pair in /v1/models and in requests")
     request_usd: float = everyday_setting(
         0.0, "limit of dollars per question (needs --env-price, max_tokens); 0: none"
     )
-    request_seconds: float = everyday_setting(300.0, "limit of seconds per question", ABOVE_0)
+    request_seconds: float = everyday_setting(300.0, "limit of seconds per question", low=1e-9)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from functools import partial
 
 from prompt_r1.protocol import PAPER_INSTRUCTION
 from prompt_r1.reward import RULE_WITHOUT_ENVIRONMENT, RULES, Rule
-from prompt_r1.settings.fields import AT_LEAST_1, SEED, THREADS, Range, setting
+from prompt_r1.settings.fields import setting
 from prompt_r1.settings.functions import OBJECT_PREFIX
 from prompt_r1.types import GameSettings
 
@@ -83,7 +83,7 @@ class EnvironmentConfig:
     env_price: tuple[str, ...] = call_setting(
         (), "IN,OUT: $ per million tokens, or one per environment", everyday=True
     )
-    env_concurrency: int = call_setting(64, "concurrent calls of each environment, on each rank", AT_LEAST_1)
+    env_concurrency: int = call_setting(64, "concurrent calls of each environment, on each rank", low=1)
     max_env_calls: int = call_setting(0, "limit of calls; 0: none")
     max_env_usd: float = call_setting(0.0, "dollars (needs --env-price, --env-args); 0: none", everyday=True)
 
@@ -108,30 +108,30 @@ class AgentConfig(EnvironmentConfig):
     data: tuple[str, ...] = setup_setting(
         (), "mini, files, hf:ORG/NAME:SPLIT, py:MODULE:FUNCTION", everyday=True, code_prefix=OBJECT_PREFIX
     )
-    seed: int = setup_setting(0, "seed of mini world, question order, sampling", SEED, everyday=True)
+    seed: int = setup_setting(0, "seed of mini world, question order, sampling", everyday=True)
     instruction: str = game_setting(
         "paper", "instruction to the agent; `answer` is for --env none", choices=tuple(INSTRUCTIONS)
     )
-    max_turns: int = game_setting(5, "turns per game", AT_LEAST_1, everyday=True)
-    max_new: int = game_setting(1024, "new tokens per turn", AT_LEAST_1)
-    max_tokens: int = game_setting(8192, "tokens per game", AT_LEAST_1)
+    max_turns: int = game_setting(5, "turns per game", low=1, everyday=True)
+    max_new: int = game_setting(1024, "new tokens per turn", low=1)
+    max_tokens: int = game_setting(8192, "tokens per game", low=1)
     max_reply_tokens: int = game_setting(1024, "tokens of a reply that the agent reads; 0: all")
     rule: str = game_setting(
         "paper", "reward: the paper's (eqs 12-15) or its release's", choices=tuple(RULES)
     )
     reward: str = game_setting("", "your MODULE:FUNCTION in place of the reward (eq. 15)", code_prefix="")
-    temperature: float = game_setting(1.0, "temperature in training; validation is greedy", Range(low=1e-6))
+    temperature: float = game_setting(1.0, "temperature in training; validation is greedy", low=1e-6)
     val_data: tuple[str, ...] = instrument_setting(
         (), "files, none, or held-out: a tenth (default of files)", everyday=True, code_prefix=OBJECT_PREFIX
     )
-    val_limit: int = instrument_setting(256, "validation questions, stratified by dataset", AT_LEAST_1)
+    val_limit: int = instrument_setting(256, "validation questions, stratified by dataset", low=1)
     test_data: tuple[str, ...] = instrument_setting(
         (), "test questions at the end; none: no test", everyday=True, code_prefix=OBJECT_PREFIX
     )
     dtype: str = machine_setting(
         "bfloat16", "matrix products on GPUs; all else: float32", choices=("float32", "bfloat16")
     )
-    threads: int = machine_setting(0, "threads of torch on a CPU; 0: its own choice", THREADS)
+    threads: int = machine_setting(0, "threads of torch on a CPU; 0: its own choice")
 
     @property
     def without_environment(self) -> bool:

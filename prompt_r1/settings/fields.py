@@ -1,12 +1,13 @@
 """Settings as dataclass fields: their values, and the YAML files that hold them."""
 
 import difflib
+import math
 import reprlib
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
-from types import UnionType
 from typing import Any, get_args, get_origin
 
 import yaml
@@ -15,26 +16,7 @@ from prompt_r1.errors import UsageError
 from prompt_r1.programs.files import replace_file
 
 BOOLEANS = {"true": True, "false": False}
-KINDS: dict[object, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
-
-
-@dataclass(frozen=True)
-class Range:
-    """The values that a numeric setting may take: from `low` to `high`, both included."""
-
-    low: float = 0
-    high: float = 1e15  # Larger integers overflow in torch.
-
-    def __contains__(self, value: float) -> bool:
-        return self.low <= value <= self.high  # False for NaN
-
-
-NOT_NEGATIVE = Range()  # A setting that names no range has this one.
-AT_LEAST_1 = Range(low=1)
-ABOVE_0 = Range(low=1e-9)
-SEED = Range(low=-1e15)
-THREADS = Range(high=1024)  # With many more, libraries crash.
-LEARNING_RATE = Range(low=1e-12, high=1000)  # Much larger rates overflow float32 inside AdamW.
+KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 
 @dataclass(frozen=True)
@@ -42,10 +24,12 @@ class Setting:
     """A field of a config that flags and YAML files can set."""
 
     name: str
-    type: Any  # the type of its values. A setting of `int | None` takes integers, and None is its default.
+    kind: type[Any]  # the type of its value, or of each of its values
+    takes_several: bool  # whether its value is a tuple
     default: Any
     help: str  # its line in the help
-    range: Range  # the range of a number
+    low: float = 0  # A number may be from `low` to `high`, both included.
+    high: float = math.inf
     choices: tuple[str, ...] = ()  # the texts that it may be; (): any text
     everyday: bool = False  # whether --help shows it; --help-all shows all settings
     # Whether a resumed run, and all answers of an evaluation, need the same value.
@@ -55,11 +39,6 @@ class Setting:
     code_prefix: str | None = None
     group: str = ""  # its heading in --help-all
     default_text: str = ""  # what the help says in place of the default; "": the default itself
-
-    @property
-    def takes_several(self) -> bool:
-        """Whether it takes a list of texts."""
-        return get_origin(self.type) is tuple
 
     @property
     def flag(self) -> str:
@@ -73,47 +52,37 @@ class Setting:
         texts = value if self.takes_several else value.split(",")
         return any(text and text.strip().startswith(self.code_prefix) for text in texts)
 
-    def checked(self, value: object, name: str) -> Any:
-        """The value from a flag or a file. A text is converted to the type of the setting.
+    def convert(self, value: object, name: str) -> Any:
+        """Convert a value of a flag or a file, or one of several values, to the type of the setting.
 
-        Raises UsageError if the value has another type, is out of range or is not among the choices. `name`
-        is what the error calls the setting.
+        The value of a flag is always a text. In a file, a number may be a text, too: YAML reads 1e-6 as a
+        text, because it has no point. Raises UsageError, which calls the setting `name`.
         """
-        if self.takes_several:
-            texts = value if isinstance(value, list) else [value]
-            return tuple(self._checked_value(str, text, name) for text in texts)
-        return self._checked_value(self.type, value, name)
-
-    def _checked_value(self, kind: Any, value: object, name: str) -> Any:
-        """A single value, converted to `kind`."""
-        try:
-            converted = _converted(kind, value)
-        except (ValueError, KeyError):
-            raise UsageError(f"{name} takes {KINDS[kind]}, not {reprlib.repr(value)}") from None
-        if isinstance(converted, str):
-            if self.choices and converted not in self.choices:
-                raise UsageError(f"{name} must be one of {', '.join(self.choices)}, not {converted!r}")
-            return converted
-        check_number(name, converted, self.range)
+        converted: Any = value
+        with suppress(KeyError, ValueError):
+            if self.kind is bool:
+                converted = BOOLEANS[str(value).lower()]
+            elif self.kind is not str:
+                converted = self.kind(str(value))
+        if type(converted) is not self.kind:
+            raise UsageError(f"{name} takes {KINDS[self.kind]}, not {reprlib.repr(value)}")
+        self.check(converted, name)
         return converted
 
-
-def _converted(kind: Any, value: object) -> Any:
-    """Convert the value of a flag or a file to `kind`. Raises ValueError or KeyError.
-
-    The value of a flag is always a text. In a file, a number may be a text, too: YAML reads 1e-6 as a text,
-    because it has no point.
-    """
-    if kind is bool:
-        return BOOLEANS[str(value).lower()]
-    if kind is str and not isinstance(value, str):
-        raise ValueError(f"a {type(value).__name__}")
-    return kind(str(value))
+    def check(self, value: Any, name: str) -> None:
+        """Raise UsageError for a value that is out of range or not among the choices."""
+        if self.choices and value not in self.choices:
+            raise UsageError(f"{name} must be one of {', '.join(self.choices)}, not {value!r}")
+        is_number = self.kind in (int, float)
+        if is_number and not value >= self.low:  # NaN is not.
+            raise UsageError(f"{name} must be at least {self.low:g}, not {reprlib.repr(value)}")
+        if is_number and value > self.high:
+            raise UsageError(f"{name} must be at most {self.high:g}, not {reprlib.repr(value)}")
 
 
-def setting(default: Any, help: str, range: Range = NOT_NEGATIVE, **others: Any) -> Any:
+def setting(default: Any, help: str, **others: Any) -> Any:
     """A field of a config with this default. The other arguments are those of `Setting`."""
-    return field(default=default, metadata={"help": help, "range": range, **others})
+    return field(default=default, metadata={"help": help, **others})
 
 
 everyday_setting = partial(setting, everyday=True)
@@ -121,12 +90,14 @@ everyday_setting = partial(setting, everyday=True)
 
 def settings_of(config: Any) -> list[Setting]:
     """The settings of a config, or of its class."""
-    return [Setting(f.name, _type_of(f.type), f.default, **f.metadata) for f in fields(config)]
-
-
-def _type_of(annotation: Any) -> Any:
-    """The type of a setting's values: `int` for `int | None`."""
-    return get_args(annotation)[0] if isinstance(annotation, UnionType) else annotation
+    found = []
+    for declared in fields(config):
+        takes_several = get_origin(declared.type) is tuple
+        # The kind of `tuple[str, ...]` is str. The kind of `int | None` is int, because nobody can give None.
+        arguments = get_args(declared.type)
+        kind: Any = arguments[0] if arguments else declared.type
+        found.append(Setting(declared.name, kind, takes_several, declared.default, **declared.metadata))
+    return found
 
 
 def flag_of(name: str) -> str:
@@ -151,19 +122,12 @@ def experiment_values(config: Any) -> dict[str, Any]:
     return values
 
 
-def check_ranges(config: Any) -> None:
-    """Raise UsageError for a number in a config that is out of range. Flags and files are checked as read."""
+def check_config(config: Any) -> None:
+    """Raise UsageError for a value out of range in a config that Python code has made."""
     for entry in settings_of(config):
         value = getattr(config, entry.name)
-        if entry.type in (int, float) and value is not None:
-            check_number(entry.name, value, entry.range)
-
-
-def check_number(name: str, value: float, allowed: Range) -> None:
-    """Raise UsageError for a number outside the range. `name` is what the message calls the setting."""
-    if value not in allowed:
-        limits = f"from {allowed.low:g} to {allowed.high:g}"
-        raise UsageError(f"{name} must be {limits}, not {reprlib.repr(value)}")
+        if value is not None and not entry.takes_several:
+            entry.check(value, entry.name)
 
 
 def read_mapping(path: Path) -> dict[str, object]:
@@ -188,9 +152,17 @@ def read_yaml(path: Path, config_class: type[Any], *, all_known: bool = True) ->
         hint = did_you_mean(unknown[0], known) or "; `train.py --help-all` lists the settings"
         raise UsageError(f"{path}: unknown key {unknown[0]!r}{hint}")
     try:
-        return {name: known[name].checked(values[name], name) for name in known if name in values}
+        return {name: _convert_all(known[name], values[name]) for name in known if name in values}
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from None
+
+
+def _convert_all(setting: Setting, value: object) -> Any:
+    """The value of a setting in a file. A setting that takes several values may have one, or a list."""
+    if not setting.takes_several:
+        return setting.convert(value, setting.name)
+    values = value if isinstance(value, list) else [value]
+    return tuple(setting.convert(text, setting.name) for text in values)
 
 
 def write_yaml(config: Any, path: Path) -> None:

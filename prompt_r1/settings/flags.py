@@ -1,7 +1,7 @@
 """Command-line flags: one for each setting of a config."""
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from prompt_r1.errors import UsageError
@@ -9,7 +9,7 @@ from prompt_r1.programs.command_line import Parser, program_name
 from prompt_r1.settings.fields import Setting, did_you_mean, settings_of, shown
 
 Preset = Mapping[str, Any]  # values by the names of their settings
-METAVARS: dict[object, str] = {int: "N", float: "X", bool: "true|false", str: "TEXT"}
+METAVARS = {int: "N", float: "X", bool: "true|false", str: "TEXT"}
 
 
 def given_values(
@@ -22,28 +22,13 @@ def given_values(
     """
     parser = _parser(config_class, presets, show_all="--help-all" in arguments)
     values, unknown = parser.parse_known_args(arguments)
-    given = vars(values)
-    settings = settings_of(config_class)
     if unknown:
         name = unknown[0].partition("=")[0]
-        flags = [setting.flag for setting in settings] + (["--config"] if presets else [])
         if not name.startswith("-"):
             parser.error(f"{name!r} belongs to no flag: does a text with blanks need quotes?")
+        flags = [setting.flag for setting in settings_of(config_class)] + (["--config"] if presets else [])
         parser.error(f"there is no flag {name}{did_you_mean(name, flags)}")
-    for setting in settings:
-        if setting.name in given:
-            _check_not_empty(setting, given[setting.name])
-            given[setting.name] = setting.checked(given[setting.name], setting.flag)
-    return given
-
-
-def _check_not_empty(setting: Setting, value: object) -> None:
-    """Raise UsageError for a blank text, which is most often a variable of the shell that is not set."""
-    texts = value if isinstance(value, list) else [value]
-    if not all(str(text).strip() for text in texts) and not setting.may_be_empty:
-        raise UsageError(
-            f"{setting.flag} is empty: give a value, or leave the flag out (is a variable unset?)"
-        )
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in vars(values).items()}
 
 
 def _parser(config_class: type[Any], presets: Mapping[str, Preset], *, show_all: bool) -> Parser:
@@ -62,32 +47,42 @@ def _parser(config_class: type[Any], presets: Mapping[str, Preset], *, show_all:
     if presets:
         names = "|".join([*presets, "FILE"])
         parser.add_argument("--config", metavar=names, help="preset or YAML file (default: mini)")
+    # First the settings of the class itself, then the settings of each base class.
+    order = [name for base in config_class.__mro__ for name in getattr(base, "__annotations__", {})]
+    settings = sorted(settings_of(config_class), key=lambda setting: order.index(setting.name))
     groups: dict[str, argparse._ActionsContainer] = {"": parser}
-    settings = _own_first(config_class)
     for setting in settings:
         heading = setting.group if show_all else ""
         if heading not in groups:
             groups[heading] = parser.add_argument_group(heading)
         is_shown = show_all or setting.everyday
-        help_line = _help_line(setting, presets) if is_shown else argparse.SUPPRESS
-        groups[heading].add_argument(setting.flag, dest=setting.name, help=help_line, **_form(setting))
+        form: dict[str, Any] = {"metavar": "|".join(setting.choices) or METAVARS[setting.kind]}
+        if setting.takes_several:
+            form = {"metavar": "NAME", "nargs": "+", "action": "extend"}
+        elif setting.kind is bool:
+            form |= {"nargs": "?", "const": "true"}
+        groups[heading].add_argument(
+            setting.flag,
+            dest=setting.name,
+            type=_converter(setting),
+            help=_help_line(setting, presets) if is_shown else argparse.SUPPRESS,
+            **form,
+        )
     parser.add_argument("--help-all", action="help", help=f"show all {len(settings)} flags")
     return parser
 
 
-def _own_first(config_class: type[Any]) -> list[Setting]:
-    """The settings of a config: first its own settings, then the settings of each base class."""
-    names = [name for base in config_class.__mro__ for name in getattr(base, "__annotations__", {})]
-    return sorted(settings_of(config_class), key=lambda setting: names.index(setting.name))
+def _converter(setting: Setting) -> Callable[[str], Any]:
+    """What converts the text of a flag to a value of its setting."""
 
+    def convert(text: str) -> Any:
+        if not text.strip() and not setting.may_be_empty:
+            raise UsageError(
+                f"{setting.flag} is empty: give a value, or leave the flag out (is a variable unset?)"
+            )
+        return setting.convert(text, setting.flag)
 
-def _form(setting: Setting) -> dict[str, Any]:
-    """How a flag takes its value, as arguments of `add_argument`."""
-    if setting.takes_several:
-        return {"nargs": "+", "action": "extend", "metavar": "NAME"}
-    if setting.type is bool:
-        return {"nargs": "?", "const": "true", "metavar": METAVARS[bool]}
-    return {"metavar": "|".join(setting.choices) or METAVARS[setting.type]}
+    return convert
 
 
 def _help_line(setting: Setting, presets: Mapping[str, Preset]) -> str:

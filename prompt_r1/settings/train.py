@@ -17,17 +17,7 @@ from prompt_r1.settings.agent import (
     instrument_setting,
     machine_setting,
 )
-from prompt_r1.settings.fields import (
-    ABOVE_0,
-    AT_LEAST_1,
-    LEARNING_RATE,
-    Range,
-    flag_of,
-    read_yaml,
-    setting,
-    settings_of,
-    shown,
-)
+from prompt_r1.settings.fields import flag_of, read_yaml, setting, settings_of, shown
 
 run_setting = partial(setting, group="the run", everyday=True)
 algorithm_setting = partial(setting, group="the algorithm", defines_experiment=True)
@@ -41,18 +31,16 @@ class TrainConfig(AgentConfig):
     """
 
     out: str = run_setting("", "run folder; a run in it is resumed", default_text="runs/CONFIG-seedN")
-    steps: int = run_setting(320, "training steps", AT_LEAST_1)
+    steps: int = run_setting(320, "training steps", low=1)
     epochs: int = run_setting(0, "passes over the questions", default_text="--steps decides")
     dry_run: bool = run_setting(False, "estimate calls, tokens and dollars, then exit")
-    questions: int = algorithm_setting(
-        128, "questions per step, over all ranks", Range(low=1, high=100_000), everyday=True
-    )
-    group_size: int = algorithm_setting(5, "games per question", Range(low=2, high=10_000))
-    mini_batch: int = algorithm_setting(64, "games per optimiser step, over all ranks", AT_LEAST_1)
-    lr: float = algorithm_setting(1e-6, "learning rate of AdamW, constant", LEARNING_RATE, everyday=True)
-    beta2: float = algorithm_setting(0.999, "beta2 of AdamW", Range(high=0.999999))
+    questions: int = algorithm_setting(128, "questions per step, over all ranks", low=1, everyday=True)
+    group_size: int = algorithm_setting(5, "games per question", low=2)
+    mini_batch: int = algorithm_setting(64, "games per optimiser step, over all ranks", low=1)
+    lr: float = algorithm_setting(1e-6, "learning rate of AdamW, constant", low=1e-12, everyday=True)
+    beta2: float = algorithm_setting(0.999, "beta2 of AdamW", high=0.999999)
     weight_decay: float = algorithm_setting(0.01, "weight decay of AdamW")
-    clip: float = algorithm_setting(0.2, "clip range of the ratio (eq. 17)", ABOVE_0)
+    clip: float = algorithm_setting(0.2, "clip range of the ratio (eq. 17)", low=1e-9)
     clip_high: float = algorithm_setting(0.0, "clip range above 1 (DAPO: 0.28); 0: as --clip")
     adapter_rank: int = algorithm_setting(
         0, "rank of LoRA adapters of the frozen weights; 0: train all weights"
@@ -78,11 +66,11 @@ class TrainConfig(AgentConfig):
     skip_no_spread: bool = algorithm_setting(
         False, "leave out groups of equal rewards (needs --kl-coef 0); the loss is the mean over the others"
     )
-    save_every: int = instrument_setting(20, "steps between checkpoints, and between validations", AT_LEAST_1)
+    save_every: int = instrument_setting(20, "steps between checkpoints, and between validations", low=1)
     wandb: bool = instrument_setting(False, "log metrics to Weights & Biases too")
     device: str = machine_setting("auto", "auto, cpu or cuda")
     ranks: int = machine_setting(
-        1, "processes on a CPU; 0: one per core, and at least 4 questions for each", Range(high=256)
+        1, "processes on a CPU; 0: one per core, and at least 4 questions for each", high=256
     )
     parallel: str = machine_setting(
         "auto",
@@ -91,7 +79,7 @@ class TrainConfig(AgentConfig):
     )
     offload: bool = machine_setting(False, "keep sharded weights and AdamW's states in CPU memory")
     tokens_per_batch: int = machine_setting(
-        16384, "tokens per micro-batch; shared openings count once", AT_LEAST_1
+        16384, "tokens per micro-batch; shared openings count once", low=1
     )
     checkpointing: bool = machine_setting(True, "gradient checkpointing")
 

@@ -12,7 +12,7 @@ from prompt_r1.miniworld.questions import TRAINING_MIX, check_part
 from prompt_r1.pair.named_agent import resolve_agent
 from prompt_r1.programs.launcher import check_device
 from prompt_r1.settings.agent import is_mini_data, mini_part
-from prompt_r1.settings.fields import AT_LEAST_1, LEARNING_RATE, SEED, THREADS, everyday_setting, setting
+from prompt_r1.settings.fields import everyday_setting, setting
 from prompt_r1.settings.flags import given_values
 
 
@@ -30,17 +30,17 @@ class FineTuningConfig:
         "small", "preset of instruction and limits; mini has its own", choices=("paper", "small")
     )
     out: str = everyday_setting("", "folder for the agent and metrics.jsonl (runs/sft-seedN)")
-    seed: int = setting(0, "seed of the order of questions, the adapters and the mini world", SEED)
+    seed: int = setting(0, "seed of the order of questions, the adapters and the mini world")
     rank: int = setting(0, "rank of LoRA adapters, alpha is twice as much; 0: train all weights")
     lr: float = everyday_setting(
-        1e-4, "peak learning rate (warm-up in a tenth of the steps, cosine)", LEARNING_RATE
+        1e-4, "peak learning rate (warm-up in a tenth of the steps, cosine)", low=1e-12
     )
-    epochs: int = everyday_setting(3, "epochs", AT_LEAST_1)
+    epochs: int = everyday_setting(3, "epochs", low=1)
     batch_size: int = setting(0, "examples per optimiser step; 0: 32, or fewer, so that there are 30 steps")
-    micro_batch: int = setting(4, "examples in memory at a time", AT_LEAST_1)
-    cutoff: int = setting(2048, "tokens of an example; longer ones are cut", AT_LEAST_1)
+    micro_batch: int = setting(4, "examples in memory at a time", low=1)
+    cutoff: int = setting(2048, "tokens of an example; longer ones are cut", low=1)
     device: str = setting("auto", "auto, cpu or cuda")
-    threads: int = setting(0, "threads of torch on a CPU; 0: its own choice", THREADS)
+    threads: int = setting(0, "threads of torch on a CPU; 0: its own choice")
 
 
 def read_warm_start_config(arguments: list[str]) -> FineTuningConfig:

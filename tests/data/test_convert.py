@@ -308,11 +308,11 @@ def test_a_question_is_drawn_once_despite_differences_in_case_blanks_and_dataset
         ("split --in own.jsonl --out o.jsonl --test p.json", "p.json: only .jsonl files can be written"),
         (
             "split --in own.jsonl --out o.jsonl --test p.jsonl --share 1",
-            "--share must be from 1e-06 to 0.999999, not 1",
+            "--share must be between 0 and 1, not 1",
         ),
         ("split --in own.jsonl --out o.jsonl --test p.jsonl --seed 1", "unrecognized arguments: --seed 1"),
         ("mix --in own.jsonl --exclude o.jsonl --out o.jsonl", "must not be among"),
-        ("mix --in own.jsonl --out o.jsonl --per-dataset 0", "--per-dataset must be from 1 to"),
+        ("mix --in own.jsonl --out o.jsonl --per-dataset 0", "--per-dataset must be at least 1, not 0"),
         ("convert --from hotpotqa --in nowhere.json --out o.jsonl", "no such file"),
     ],
 )

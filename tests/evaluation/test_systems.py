@@ -297,7 +297,6 @@ def test_agents_with_other_seeds_are_compared_only_with_a_seed_of_the_user(agent
     with pytest.raises(UsageError, match="other seeds"):
         common_seed(EvaluateConfig(), agents)
     assert common_seed(EvaluateConfig(seed=7), agents) == 7
-    assert common_seed(EvaluateConfig(seed=-3), agents) == -3
 
 
 def test_the_newest_run_stays_the_agent_if_a_training_exports_another(tmp_path, monkeypatch):

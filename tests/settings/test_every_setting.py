@@ -84,13 +84,13 @@ def two_values(setting: Setting, default: Any) -> tuple[str, str]:
     if setting.choices and not setting.takes_several:
         others = [choice for choice in setting.choices if choice != default]
         return others[0], default
-    if setting.type is bool:
+    if setting.kind is bool:
         return ("false", "true") if default else ("true", "false")
-    if setting.type in (int, float):
+    if setting.kind in (int, float):
         default = 0 if default is None else default
-        step = 1 if setting.type is int else 0.125
+        step = 1 if setting.kind is int else 0.125
         near = [default + step, default + 2 * step, default - step, default - 2 * step]
-        first, second = [value for value in near if value in setting.range][:2]
+        first, second = [value for value in near if setting.low <= value <= setting.high][:2]
         return str(first), str(second)
     assert setting.name in TEXTS, f"TEXTS needs two values of the new setting {setting.name}"
     return TEXTS[setting.name]
@@ -100,7 +100,7 @@ def typed(setting: Setting, text: str) -> Any:
     """The value that a program has after `text` was typed."""
     if setting.takes_several:
         return tuple(text.split())
-    return text == "true" if setting.type is bool else setting.type(text)
+    return text == "true" if setting.kind is bool else setting.kind(text)
 
 
 @pytest.fixture

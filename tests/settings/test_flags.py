@@ -85,6 +85,5 @@ def test_a_flag_that_does_not_exist_brings_the_one_that_was_meant(typed, meant):
 
 @pytest.mark.parametrize("value", ["-1", "-.5"])
 def test_a_negative_number_is_a_value_and_no_flag(value):
-    with pytest.raises(UsageError, match="--lr must be from 1e-12 to 1000, not -"):
+    with pytest.raises(UsageError, match="--lr must be at least 1e-12, not -"):
         train_config(["--lr", value])
-    assert train_config(["--seed", "-3"]).seed == -3
