@@ -80,9 +80,12 @@ SEEN_BEFORE_TORCH = [
     # functions
     ("train.py --reward nothing", "--reward: give MODULE:NAME"),
     ("train.py --reward no_module:f", "--reward: cannot import 'no_module:f'"),
-    ("train.py --reward json:decoder", "--reward json:decoder: not a function"),
+    ("train.py --reward json:decoder", "--reward json:decoder: it cannot be called as function(game, paper)"),
     ("train.py --loss-function nothing", "--loss-function: give MODULE:NAME"),
-    ("train.py --advantage-function json:decoder", "--advantage-function json:decoder: not a function"),
+    (
+        "train.py --advantage-function json:decoder",
+        "--advantage-function json:decoder: it cannot be called as function(games)",
+    ),
     # questions
     ("train.py --config mini --data none.jsonl", "none.jsonl: there is no such file"),
     ("train.py --config mini --data https://host/a.jsonl", "https://host/a.jsonl: there is no such file"),

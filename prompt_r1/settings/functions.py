@@ -42,73 +42,55 @@ def import_object(name: str, *, where: str) -> Any:
     folder = str(Path.cwd())
     if folder not in sys.path:
         sys.path.append(folder)
-    try:
+    with user_code(f"{where}: cannot import {name!r}: it"):
         return attrgetter(attribute)(import_module(module))
-    except (Exception, SystemExit) as error:  # Anything may go wrong in the user's module.
-        raise UsageError(f"{where}: cannot import {name!r}: {described(error)}") from error
-
-
-def import_function(
-    name: str, *, flag: str, takes: Sequence[str], keywords: Sequence[str] = ()
-) -> Callable[..., Any]:
-    """The function MODULE:FUNCTION that a flag names. Raises UsageError if it does not take these arguments.
-
-    `takes` are the positional arguments, by their names in error messages. `keywords` are the others.
-    """
-    where = f"{flag} {name}"
-    function = import_object(name, where=flag)
-    if not callable(function) or inspect.isclass(function):
-        raise UsageError(f"{where}: not a function")
-    try:
-        # Any values do: only their number and the names of keywords are checked.
-        inspect.signature(function).bind(*takes, **dict.fromkeys(keywords))
-    except (TypeError, ValueError):  # ValueError: a function that is written in C may have no signature.
-        arguments = "1 argument" if len(takes) == 1 else f"{len(takes)} arguments"
-        also = f", and the keywords {', '.join(keywords)} (or **settings)" if keywords else ""
-        raise UsageError(f"{where}: must take {arguments}, {' and '.join(takes)}{also}") from None
-    return function
 
 
 @contextmanager
 def user_code(what: str, *, passes: tuple[type[Exception], ...] = ()) -> Iterator[None]:
     """Inside `with`, an error in a user's own code becomes a UsageError: "`what` raised …".
 
-    UsageError and the errors in `passes` pass unchanged, because the user's code may raise them on purpose.
+    Its text is one line, which ends with the user's file and line. Where a library raised the error, this is
+    the user's line that called it. UsageError and the errors in `passes` pass unchanged, because the user's
+    code may raise them on purpose.
     """
     try:
         yield
-    except UsageError:
-        raise
-    except passes:
-        raise
-    except (Exception, SystemExit) as error:
-        raise UsageError(f"{what} raised {described(error)}") from error
+    except (Exception, SystemExit) as error:  # Anything may go wrong in the user's code.
+        if isinstance(error, (UsageError, *passes)):
+            raise
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [frame for frame in frames if not frame.filename.startswith(LIBRARIES)]
+        # Our call of the user's function may be wrong, for example in its number of arguments. Such an error
+        # has no line of the user.
+        place = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
+        raise UsageError(f"{what} raised {text}{place}") from error
 
 
-def described(error: BaseException) -> str:
-    """An error in a user's own code, on one line: its type, its text, and the file and line.
+def import_function(
+    name: str, *, flag: str, takes: Sequence[str], keywords: Sequence[str] = ()
+) -> Callable[..., Any]:
+    """The function MODULE:FUNCTION that a flag names.
 
-    Where a library raised the error, the line is the user's line that called it. An error of our call of the
-    user's function, such as a wrong number of arguments, has no line of the user.
+    `takes` are the names of its positional arguments in the error, and `keywords` are its other arguments.
     """
-    text = " ".join(f"{type(error).__name__}: {error}".split())
-    if isinstance(error, SyntaxError):  # The text of a SyntaxError names the file.
-        return text
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith(LIBRARIES)]
-    if not own:
-        return text
-    return f"{text} ({Path(own[-1].filename).name}, line {own[-1].lineno})"
+    function = import_object(name, where=flag)
+    try:
+        # Any values do: only their number and the names of keywords are checked.
+        inspect.signature(function).bind(*takes, **dict.fromkeys(keywords))
+    except (TypeError, ValueError):  # ValueError: a function that is written in C may have no signature.
+        arguments = ", ".join([*takes, *(f"{keyword}=…" for keyword in keywords)])
+        raise UsageError(f"{flag} {name}: it cannot be called as function({arguments})") from None
+    return function
 
 
 def import_reward(name: str) -> OwnReward:
-    """The function MODULE:FUNCTION as a reward. Raises UsageError if it cannot be called with a game."""
-    where = f"--reward {name}"
-    function = import_function(name, flag="--reward", takes=("game", "reward of the paper"))
+    """The function of --reward: a game and the paper's reward for it → the total of its reward."""
+    function = import_function(name, flag="--reward", takes=("game", "paper"))
 
     def reward(game: Trajectory, paper: Reward) -> float:
-        end = f"{game.stop} after {len(game.turns)} turns, answer {(game.answer or '')[:80]!r}"
-        what = f"{where}, question {game.question.id!r} (game: {end}),"
+        what = f"--reward {name}, question {game.question.id!r},"
         with user_code(what):
             returned = function(game, paper)
         value = _number_of(returned)
@@ -120,15 +102,11 @@ def import_reward(name: str) -> OwnReward:
 
 
 def import_metric(name: str) -> Callable[[str, Question], float]:
-    """The function MODULE:FUNCTION as a metric: an answer and its question → 0 to 1.
-
-    Raises UsageError if it cannot be called so, or returns anything else.
-    """
-    where = f"--metric {name}"
+    """The function of --metric: an answer and its question → 0 to 1."""
     function = import_function(name, flag="--metric", takes=("answer", "question"))
 
     def metric(answer: str, question: Question) -> float:
-        what = f"{where}, question {question.id!r} (answer: {answer[:80]!r}),"
+        what = f"--metric {name}, question {question.id!r},"
         with user_code(what):
             returned = function(answer, question)
         value = _number_of(returned)
@@ -148,10 +126,9 @@ def _number_of(returned: Any) -> float:
 
 
 def import_loss(name: str) -> OwnLoss:
-    """The function MODULE:FUNCTION of --loss-function itself.
+    """The function of --loss-function itself: log-probabilities, columns and settings → a loss.
 
     What it raises and returns is checked by `loss_of_run` in training/loss_function.py, which needs torch.
-    Raises UsageError if it cannot be called with the tokens, their columns and LOSS_SETTINGS.
     """
     return import_function(
         name, flag="--loss-function", takes=("logprobs", "columns"), keywords=LOSS_SETTINGS
@@ -159,16 +136,14 @@ def import_loss(name: str) -> OwnLoss:
 
 
 def import_advantages(name: str) -> Callable[[Sequence[ScoredGame]], list[list[float]]]:
-    """The function MODULE:FUNCTION as advantages of a group's games: a number for each turn of each game.
+    """The function of --advantage-function: the games of a group → a number for each turn of each game.
 
     The user's function returns, for each game, a number for all turns or a sequence with a number for each.
-    Raises UsageError if it cannot be called with games.
     """
-    where = f"--advantage-function {name}"
     function = import_function(name, flag="--advantage-function", takes=("games",))
 
     def advantages(games: Sequence[ScoredGame]) -> list[list[float]]:
-        what = f"{where}, question {games[0].trajectory.question.id!r},"
+        what = f"--advantage-function {name}, question {games[0].trajectory.question.id!r},"
         with user_code(what):
             returned = function(games)
         try:

@@ -123,26 +123,23 @@ def test_the_users_reward_replaces_the_papers_and_is_called_once_for_each_unbrok
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        (
-            "own_code:divides",
-            r"divides, question 'q' \(game: answered .*\), raised ZeroDivisionError: .*own_code.py, line",
-        ),
-        ("own_code:infinite", "own_code:infinite, question 'q' .*, returned inf, not a finite number"),
+        ("own_code:divides", r"divides, question 'q', raised ZeroDivisionError: .*own_code.py, line"),
+        ("own_code:infinite", "own_code:infinite, question 'q', returned inf, not a finite number"),
         # A bug: it passed as the error of a call, and ended the run as a bug of ours.
         ("own_code:judged", r"raised EnvError: the judge is down \(own_code.py, line"),
         ("own_code:leaves", r"raised SystemExit: no key \(own_code.py, line"),
-        ("own_code:nothing_returned", "question 'q' .*, returned None, not a finite number"),
-        ("own_code:praises", "praises, question 'q' .*, returned 'good', not a finite number"),
-        ("own_code:one_argument", "must take 2 arguments, game and reward of the paper"),
-        ("own_code:Oracle", "not a function"),
+        ("own_code:nothing_returned", "question 'q', returned None, not a finite number"),
+        ("own_code:praises", "praises, question 'q', returned 'good', not a finite number"),
+        ("own_code:one_argument", "it cannot be called as function\\(game, paper\\)"),
+        ("own_code:Oracle", "it cannot be called as function"),
         ("own_code:OWN", "cannot import"),
-        ("typo:f", r"cannot import 'typo:f': SyntaxError: .* \(typo.py, line 1\)"),
-        ("script:f", r"cannot import 'script:f': SystemExit: usage: TOKEN \(script.py, line 1\)"),
+        ("typo:f", r"cannot import 'typo:f': it raised SyntaxError: .* \(typo.py, line 1\)"),
+        ("script:f", r"cannot import 'script:f': it raised SystemExit: usage: TOKEN \(script.py, line 1\)"),
         ("./own_code:divides", "give MODULE:NAME, such as my_file:my_name or folder.my_file:my_name"),
         ("own_code.py:divides", "give MODULE:NAME"),
-        ("crash:f", r"cannot import 'crash:f': ZeroDivisionError: .* \(crash.py, line 1\)"),
-        ("lacks:f", r"cannot import 'lacks:f': ModuleNotFoundError: .* \(lacks.py, line 1\)"),
-        ("absent:f", "cannot import 'absent:f': ModuleNotFoundError: No module named 'absent'$"),
+        ("crash:f", r"cannot import 'crash:f': it raised ZeroDivisionError: .* \(crash.py, line 1\)"),
+        ("lacks:f", r"cannot import 'lacks:f': it raised ModuleNotFoundError: .* \(lacks.py, line 1\)"),
+        ("absent:f", "cannot import 'absent:f': it raised ModuleNotFoundError: No module named 'absent'$"),
     ],
 )
 def test_an_error_in_the_users_reward_is_one_sentence(own, name, sentence):
@@ -159,10 +156,10 @@ def test_an_error_in_the_users_reward_is_one_sentence(own, name, sentence):
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("length", r", question 'q' \(answer: 'Anna'\), returned 4, not a number from 0 to 1"),
-        ("nothing_returned", ", question 'q' .*, returned None, not a number from 0 to 1"),
-        ("misspelt_gold", r", question 'q' .* raised AttributeError: .*own_code.py, line"),
-        ("one_argument", ": must take 2 arguments, answer and question"),
+        ("length", ", question 'q', returned 4, not a number from 0 to 1"),
+        ("nothing_returned", ", question 'q', returned None, not a number from 0 to 1"),
+        ("misspelt_gold", r", question 'q', raised AttributeError: .*own_code.py, line"),
+        ("one_argument", r": it cannot be called as function\(answer, question\)"),
         ("nothing", "cannot import"),
     ],
 )
@@ -214,8 +211,8 @@ def test_the_users_advantages_are_a_number_for_a_game_or_for_each_of_its_turns(o
             "not_numbers",
             r"returned \[nan, 1.0\]: .* a finite number, or a list with one for each of its turns",
         ),
-        ("nothing_returned", "must take 1 argument, games"),
-        ("leaves", "must take 1 argument, games"),
+        ("nothing_returned", r"cannot be called as function\(games\)"),
+        ("leaves", r"cannot be called as function\(games\)"),
         (
             "misspelt",
             "raised AttributeError: 'ScoredGame' object has no attribute 'rewards' .own_code.py, line",
