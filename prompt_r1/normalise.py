@@ -70,11 +70,13 @@ def _spell_alike(text: str) -> str:
     for typed, plain in SPELLINGS.items():
         text = text.replace(typed, plain)
     text = " ".join(text.split())
+    # Bold text: **Paris**. → Paris.
+    text = re.sub(r"(?<![\w)}\]|])\*\*(\S[^*]*)\*\*", r"\1", text)
     # Marks after a letter: u.s. → us, yes! → yes
     text = re.sub(rf"(?<={LETTER})[.!?\"]+", "", text)
     # Apostrophes after two letters: it's → its, the dogs' → the dogs, but not the prime of x'-1.
     text = re.sub(rf"(?<={LETTER}{LETTER})'+", "", text)
-    # Powers: x**2 → x^2, but not **bold** text.
+    # Powers: x**2 → x^2
     text = re.sub(rf"{AFTER_OPERAND}( ?)\*\*\1{BEFORE_OPERAND}", "^", text)
     # Thousands: 1,234 → 1234 and, as written in India, 1,00,000 → 100000, but not 1,23.
     return re.sub(r"(?<=\d),(?=(?:\d\d,){0,4}\d{3}(?!\d))", "", text)
