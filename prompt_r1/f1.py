@@ -1,7 +1,6 @@
 """Score an answer by EM, SM and F1. Each is the best score over the gold answers (eqs 13 and 14).
 
-Texts are normalised before they are compared (normalise.py). An empty prediction scores 0. If normalisation
-leaves nothing of a gold answer ("a", "$"), only the same text matches it.
+Texts are normalised before they are compared (normalise.py). An empty prediction scores 0.
 
 Evaluations may also score by the rules of the paper's release (evaluation/official.py) and by SSim, a metric
 that needs a model (evaluation/similarity.py).
@@ -11,9 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from operator import eq
 
-from prompt_r1.normalise import normalise, plain_characters
-
-AROUND = " .,:;!?()[]{}*_\"'`"  # marks that may stand around an answer; no signs and operators
+from prompt_r1.normalise import normalise
 
 
 def exact_match(prediction: str, answers: Sequence[str]) -> float:
@@ -34,26 +31,10 @@ def f1(prediction: str, answers: Sequence[str]) -> float:
 def _best(metric: Callable[[str, str], float], prediction: str, answers: Sequence[str]) -> float:
     """The highest score over the gold answers; 0 if there are none. `metric` compares normalised texts."""
     predicted = normalise(prediction)
-    scores = [0.0]
-    for gold in answers:
-        wanted = normalise(gold)
-        if predicted and wanted:
-            scores.append(float(metric(predicted, wanted)))
-        elif not wanted:  # Normalisation leaves nothing of this gold answer.
-            scores.append(float(_is_the_same_text(prediction, gold)))
-    return max(scores)
-
-
-def _is_the_same_text(prediction: str, gold: str) -> bool:
-    """Whether two texts are equal but for case, typography and the marks around them. Empty texts are not."""
-    meant = _without_marks_around(gold)
-    return meant != "" and _without_marks_around(prediction) == meant
-
-
-def _without_marks_around(text: str) -> str:
-    """Strip the marks around a text: "(A)" becomes "a". A text that has only marks, such as "$", stays."""
-    plain = plain_characters(text).strip().casefold()
-    return plain.strip(AROUND) or plain
+    if not predicted:
+        return 0.0
+    scores = [float(metric(predicted, normalise(gold))) for gold in answers]
+    return max(scores, default=0.0)
 
 
 def _contains(predicted: str, wanted: str) -> bool:

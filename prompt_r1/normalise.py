@@ -22,27 +22,32 @@ dropped:
 Commas, colons and semicolons become blanks. All other marks are dropped, also brackets, "!", "|" and "%":
 "[0,1]" equals "(0,1)", and "5!" equals "5". In doubt a mark is kept: the hyphen of "F-16" could be the minus
 of "x-16", so "F-16" is not "F16".
+
+If nothing is left of a text, as of the answers "a" and "$", the text itself stays, without marks around it.
 """
 
 import re
+import string
 import unicodedata
 from functools import lru_cache
 
 ARTICLES = ("a", "an", "the")
+AROUND = string.whitespace + ".,:;!?()[]{}*_\"'`"  # marks around an answer, but no signs and operators
 
 
 # All metrics of a game normalise the same answers, and the games of a question have the same gold answers.
 @lru_cache(maxsize=10_000)
 def normalise(text: str) -> str:
     """The text as it is compared: texts with the same normal form are equal."""
-    text = plain_characters(text).casefold()
-    text = _spell_alike(text)
+    plain = plain_characters(text).casefold()
+    text = _spell_alike(plain)
     text = _join_operands(text)
     text = _drop_hyphens(text)
     text = _join_signs(text)
     text = _drop_marks(text)
     # Articles go, but the "a" of "5+a" stays, because the word is "5+a".
-    return " ".join(word for word in text.split() if word not in ARTICLES)
+    words = " ".join(word for word in text.split() if word not in ARTICLES)
+    return words or plain.strip(AROUND) or plain.strip()
 
 
 # Parts of the patterns. The text is in lower case.

@@ -84,8 +84,9 @@ def test_strict_rules_equal_squad_on_texts_without_the_punctuation_that_they_kee
     agreed = 0
     for prediction, gold in pairs:
         p, g = oracle_words(prediction), oracle_words(gold)
-        assert normalise(prediction) == " ".join(p)
-        if not g:
+        if p:
+            assert normalise(prediction) == " ".join(p)
+        if not p or not g:
             continue  # see test_a_gold_answer_of_which_normalisation_leaves_nothing
         assert exact_match(prediction, [gold]) == (p == g)
         assert f1(prediction, [gold]) == oracle_f1(p, g)
@@ -288,7 +289,7 @@ def test_a_gold_answer_of_which_normalisation_leaves_nothing_is_matched_by_the_s
     """MathQA has the gold answer "a", MuSiQue "$": nothing was right, and then "A" was, but "(A)" was not."""
     assert exact_match(right, [gold]) == substring_match(right, [gold]) == f1(right, ["x", gold]) == 1
     assert exact_match(wrong, [gold]) == substring_match(wrong, [gold]) == f1(wrong, [gold]) == 0
-    assert f1(f"it is {gold}", [gold]) == 0
+    assert f1(f"it is {gold}", [gold]) == substring_match(f"it is {gold}", [gold]) == 0
 
 
 @pytest.mark.skipif(not PUBLISHED.exists(), reason="the published test files are absent")

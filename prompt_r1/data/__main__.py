@@ -17,7 +17,6 @@ from prompt_r1.data.files import id_from_text, load_questions, question_key, wri
 from prompt_r1.data.questions import hold_out
 from prompt_r1.data.rows import BadRow, fields_of, read_rows
 from prompt_r1.errors import UsageError, first_line
-from prompt_r1.normalise import normalise
 from prompt_r1.programs.command_line import Parser, program_name, run_program
 from prompt_r1.programs.text import printable
 from prompt_r1.types import Question
@@ -93,9 +92,7 @@ def convert(name: str, files: Sequence[str]) -> tuple[list[Question], Counter[st
                 problem = f"not a row of {dataset.name}: {first_line(error)}"
                 raise UsageError(f"{file}, row {number}: {problem}") from None
             key = question_key(text)
-            if not any(normalise(gold) for gold in golds):
-                left_out["every gold is empty after normalisation"] += 1
-            elif key in questions:
+            if key in questions:
                 left_out["asked before"] += 1
             else:
                 questions[key] = Question(id_from_text(text), dataset.name, text, golds, dataset.kind)
