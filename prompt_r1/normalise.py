@@ -51,15 +51,10 @@ def normalise(text: str) -> str:
 
 
 # Parts of the patterns. The text is in lower case.
-#
-# Some patterns have the form (KEPT)|DROPPED and the replacement \1: what KEPT matches stays, and what DROPPED
-# matches vanishes, because it leaves group 1 empty.
 LETTER = r"[^\W\d_]"
-WORD = (
-    rf"(?<!\\)(?<!{LETTER})"  # from its first letter on, but no command of LaTeX (\theta)
-    rf"(?!(?:pi|sqrt|sin|cos|tan|log|ln|exp)(?!{LETTER}))"  # no name of mathematics
-    rf"{LETTER}{{2,}}"  # several letters
-)
+FUNCTION = "(?:pi|sqrt|sin|cos|tan|log|ln|exp)"  # names of mathematics
+SYMBOL = rf"(?:\\{LETTER}+|(?<!{LETTER})(?:{LETTER}|{FUNCTION}))"  # \theta, x, or a name of mathematics
+WORD = rf"(?<!\\)(?<!{LETTER})(?!{FUNCTION}(?!{LETTER})){LETTER}{{2,}}"  # several letters that are no symbol
 NUMBER = r"\.?\d[\d.]*"  # 5, 3.14, .5
 BEFORE_NUMBER = r"(?=\.?\d)"  # the place before a number
 AFTER_OPERAND = r"(?<=[\w)}\]|])"  # the place after an operand, such as x, 2x, (x+1) or |x|
@@ -74,9 +69,9 @@ def _spell_alike(text: str) -> str:
     """Write operators, abbreviations and numbers in one way: x <= 5 → x ≤ 5, u.s. → us, 1,234 → 1234."""
     for typed, plain in SPELLINGS.items():
         text = text.replace(typed, plain)
-    text = " ".join(text.split())
     # Bold text: **Paris**. → Paris.
     text = re.sub(r"(?<![\w)}\]|])\*\*(\S[^*]*)\*\*", r"\1", text)
+    text = " ".join(text.split())
     # Marks after a letter: u.s. → us, yes! → yes
     text = re.sub(rf"(?<={LETTER})[.!?\"]+", "", text)
     # Apostrophes after two letters: it's → its, the dogs' → the dogs, but not the prime of x'-1.
@@ -91,34 +86,37 @@ def _join_operands(text: str) -> str:
     """Drop the blanks around operators that join two operands: 1 / 3 → 1/3, x = 5 → x=5, 2xy + 3 → 2xy+3."""
     text = re.sub(rf" ?([/=^]){OPENING}*", r"\1", text)
     text = re.sub(rf"{AFTER_OPERAND} \+ {BEFORE_OPERAND}", "+", text)
-    # The plus of a positive number: +5 → 5, it is +5 → it is 5, 1e+5 → 1e5, but not x+5.
-    return re.sub(rf"(^|\de|{WORD} )\+{BEFORE_NUMBER}", r"\1", text)
+    # The plus of a positive number: +5 → 5, 1e+5 → 1e5, it is +5 → it is 5, but not x+5.
+    text = re.sub(rf"^\+{BEFORE_NUMBER}", "", text)
+    text = re.sub(rf"(?<=\de)\+{BEFORE_NUMBER}", "", text)
+    return re.sub(rf"({WORD} )\+{BEFORE_NUMBER}", r"\1", text)
 
 
 def _drop_hyphens(text: str) -> str:
     """Drop hyphens and dashes. The marks - that remain are minus signs."""
-    # Hyphens: covid-19 → covid19, x-ray → xray, but not x-1. Group 1 is the word, which stays.
-    after_a_word = rf"({WORD})-+(?=\w)"
-    before_a_word = rf"(?<=\w)-+(?={WORD})"
-    text = re.sub(f"{after_a_word}|{before_a_word}", r"\1", text)
-    # Dashes: world war ii - 1939 → world war ii 1939, but not x - 1. One blank stays.
-    after_a_word = rf"({WORD}) -+ "
-    before_a_word = rf"(?<!\S)-+ (?={WORD})"
-    text = re.sub(f"{after_a_word}|{before_a_word}", r"\1 ", text)
+    if "-" not in text:
+        return text
+    # Hyphens after a word: covid-19 → covid19
+    text = re.sub(rf"({WORD})-+(?=\w)", r"\1", text)
+    # Hyphens before a word: x-ray → xray, but not x-1.
+    text = re.sub(rf"(?<=\w)-+(?={WORD})", "", text)
+    # Dashes after a word: world war ii - 1939 → world war ii 1939
+    text = re.sub(rf"({WORD} )-+ ", r"\1", text)
+    # Dashes before a word: 1939 - world war ii → 1939 world war ii, but not x - 1.
+    text = re.sub(rf"(?<!\S)-+ (?={WORD})", "", text)
     # Ranges: 18-20 → 18 20, 50% - 60% → 50 60%, but not x^2-1.
     return re.sub(rf"(?<![\w.^])({NUMBER})%? ?-+ ?{BEFORE_NUMBER}", r"\1 ", text)
 
 
 def _join_signs(text: str) -> str:
     """Drop the blanks around signs and comparisons, and the brackets after them: x - 1 → x-1, t > 0 → t>0."""
-    # Before a sign, a blank is dropped, unless it follows a word or a plus: it is < 5 → it is <5
-    kept = rf"{WORD} "
-    dropped = rf"(?<!\+) (?={SIGN})"
-    text = re.sub(f"({kept})|{dropped}", r"\1", text)
-    # After a sign, blanks are dropped, unless the sign ends a name: disney+ and hulu, c++ language
-    kept = rf"{LETTER}[-+] (?={WORD})|\+\+ "
-    dropped = rf"(?<={SIGN}){OPENING}+"
-    return re.sub(f"({kept})|{dropped}", r"\1", text)
+    # Before a sign, the blank after a digit or a mark goes, but not the blank after a plus: c++ < d.
+    text = re.sub(rf"(?<!{LETTER})(?<!\+) (?={SIGN})", "", text)
+    # The blank after a symbol goes, too, but not the blank after a word: it is < 5.
+    text = re.sub(rf"({SYMBOL}) (?={SIGN})", r"\1", text)
+    # After a sign, blanks and brackets go, unless the sign ends a name: disney+ and hulu, c++ language.
+    after_a_name = rf"(?<={LETTER}[-+])(?= {WORD})|(?<=\+\+)(?= )"
+    return re.sub(rf"(?<={SIGN})(?!{after_a_name}){OPENING}+", "", text)
 
 
 def _drop_marks(text: str) -> str:
@@ -129,9 +127,11 @@ def _drop_marks(text: str) -> str:
         r"|(?<=\.)\."  # a point that follows another, also before a digit: ..5
         r"|(?<!\w)#)"  # a #, unless it follows a word, as in C#
     )
-    # Marks that separate: red,blue → red blue, 3:2 → 3 2, f(-1) → f -1, 5·300 → 5 300
-    text = re.sub(r"[,:;]|[*({\[](?=[-+])", " ", text)
+    # Marks that become blanks: red,blue → red blue, f(-1) → f -1, 5·300 → 5 300
+    text = re.sub(r"[,:;]", " ", text)
+    text = re.sub(r"[*({\[](?=[-+])", " ", text)
     text = re.sub(rf"(?<=\d){mark}+{BEFORE_NUMBER}", " ", text)
+    # Marks that vanish: (b) → b
     return re.sub(mark, "", text)
 
 
