@@ -261,9 +261,6 @@ class CountingScheduler(Scheduler):
 
 def count_work(engine: Engine) -> CountingScheduler:
     """Count what an engine computes from now on."""
-    scheduler = engine._scheduler
-    counting = CountingScheduler(
-        engine._pool, max_sequences=scheduler.max_sequences, prefill_tokens=scheduler.prefill_tokens
-    )
+    counting = CountingScheduler(engine._pool, engine._limits)
     engine._scheduler = counting
     return counting

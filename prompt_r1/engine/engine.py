@@ -29,7 +29,7 @@ from prompt_r1.engine.cuda_graphs import CudaGraphs, DecodeGraphs, Forward
 from prompt_r1.engine.kv_cache import BlockPool, TokenSequence, allocate_pool
 from prompt_r1.engine.paged_attention import PagedBatch, upload
 from prompt_r1.engine.sampling import draw
-from prompt_r1.engine.scheduler import Job, Scheduler
+from prompt_r1.engine.scheduler import Job, Limits, Scheduler
 from prompt_r1.errors import AgentUnusable
 from prompt_r1.model.compiling import can_compile
 from prompt_r1.model.policy import Policy
@@ -75,9 +75,8 @@ class Engine:
             if can_compile(policy.device):
                 self._forward = CompiledForward(policy)
             self._graphs = DecodeGraphs(self._forward, self._pool, longest=max_tokens, capture=CudaGraphs())
-        self._scheduler = Scheduler(
-            self._pool, max_sequences=max_sequences, prefill_tokens=PREFILL_TOKENS[policy.device.type]
-        )
+        self._limits = Limits(max_sequences, PREFILL_TOKENS[policy.device.type])
+        self._scheduler = Scheduler(self._pool, self._limits)
         self._sequence_numbers = itertools.count()
         self._loop: asyncio.Task[None] | None = None
 
@@ -152,7 +151,7 @@ class Engine:
     async def _run(self) -> None:
         """Run steps until no job is left. After each step, games and environments get their turn."""
         scheduler = self._scheduler
-        scheduler.restore_limits()  # An earlier run may have halved them, when memory ran out.
+        scheduler.limits = self._limits  # An earlier run may have halved them, when memory ran out.
         try:
             while scheduler.has_jobs:
                 scheduler.drop_done()
@@ -172,8 +171,7 @@ class Engine:
         try:
             drawn = self._compute(counts)
         except torch.OutOfMemoryError:
-            can_halve = scheduler.halve_limits()
-            if not can_halve:
+            if scheduler.limits == Limits(1, 1):
                 raise
         if drawn is None:
             # Memory ran out. The cache is freed here and not in the handler, because the exception, which
@@ -185,13 +183,18 @@ class Engine:
             self._append(job, token, logprob)
 
     def _requeue(self) -> None:
-        """After an out-of-memory, free the cache. All jobs wait again, and start within the halved limits."""
+        """After an out-of-memory, free the cache. All jobs wait again.
+
+        From now on, half as many jobs run as did in this step, with half of the prompt tokens.
+        """
         scheduler = self._scheduler
+        limits = Limits(len(scheduler.running), scheduler.limits.prompt_tokens).halved()
+        scheduler.limits = limits
         scheduler.drop_cache()
         torch.cuda.empty_cache()  # This has no effect on a CPU.
         warnings.warn(
-            f"out of memory: until the engine is idle, at most {scheduler.max_sequences} games decode at "
-            f"the same time, and {scheduler.prefill_tokens} prompt tokens are computed beside them",
+            f"out of memory: until the engine is idle, at most {limits.sequences} games decode at the same "
+            f"time, and {limits.prompt_tokens} prompt tokens are computed beside them",
             stacklevel=2,
         )
 

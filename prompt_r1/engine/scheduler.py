@@ -62,41 +62,27 @@ class Job:
         return self.tokens[cached : cached + count]
 
 
+@dataclass(frozen=True)
+class Limits:
+    """The most that a step computes."""
+
+    sequences: int  # the most running jobs
+    prompt_tokens: int
+
+    def halved(self) -> "Limits":
+        """Half of each limit, but at least 1."""
+        return Limits(max(1, self.sequences // 2), max(1, self.prompt_tokens // 2))
+
+
 class Scheduler:
     """Waiting and running jobs, and the sequences that hold blocks."""
 
-    def __init__(self, pool: BlockPool, *, max_sequences: int, prefill_tokens: int) -> None:
-        """Begins without jobs.
-
-        max_sequences    the most running jobs
-        prefill_tokens   the most prompt tokens in a step
-        """
-        # The limits now. `halve_limits` lowers them.
-        self.max_sequences = max_sequences
-        self.prefill_tokens = prefill_tokens
-        # The limits at the start. `restore_limits` returns to them.
-        self._first_max_sequences = max_sequences
-        self._first_prefill_tokens = prefill_tokens
+    def __init__(self, pool: BlockPool, limits: Limits) -> None:
+        self.limits = limits  # The engine lowers them when memory runs out.
         self.running: list[Job] = []  # the oldest sequence first
         self.waiting: list[Job] = []  # the oldest sequence first
         self._pool = pool
         self._cached: set[TokenSequence] = set()  # the sequences that hold blocks
-
-    def restore_limits(self) -> None:
-        """Undo `halve_limits`."""
-        self.max_sequences = self._first_max_sequences
-        self.prefill_tokens = self._first_prefill_tokens
-
-    def halve_limits(self) -> bool:
-        """After an out-of-memory, allow half as many running jobs as there are, and half the prompt tokens.
-
-        False if both limits are 1.
-        """
-        if self.max_sequences == self.prefill_tokens == 1:
-            return False
-        self.max_sequences = max(1, len(self.running) // 2)
-        self.prefill_tokens = max(1, self.prefill_tokens // 2)
-        return True
 
     @property
     def has_jobs(self) -> bool:
@@ -135,7 +121,7 @@ class Scheduler:
         If a job lacks memory, all jobs behind it wait, too. So no job starves.
         """
         for job in [*self.waiting]:
-            if len(self.running) >= self.max_sequences:
+            if len(self.running) >= self.limits.sequences:
                 return
             source, shared = self._longest_prefix(job)
             if self._is_being_computed(job, shared):
@@ -221,7 +207,7 @@ class Scheduler:
                 self.evict([job.sequence])
         # Jobs got the blocks of their prompts when they were admitted.
         prefilling = [job for job in self.running if job.is_prefilling]
-        left = self.prefill_tokens
+        left = self.limits.prompt_tokens
         for job in sorted(prefilling, key=lambda job: job.uncached):
             count = min(job.uncached, left)
             if count:

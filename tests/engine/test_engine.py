@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from benchmarks import gpu_check
 from benchmarks.workload import CountingScheduler, Lengths, count_work, greedy_game, plan, play_async, totals
 from prompt_r1.engine import engine as engine_module
-from prompt_r1.engine.engine import PREFILL_TOKENS, Engine
+from prompt_r1.engine.engine import Engine
 from prompt_r1.engine.kv_cache import TokenSequence
 from prompt_r1.engine.paged_attention import PagedBatch
 from prompt_r1.engine.scheduler import Scheduler
@@ -560,7 +560,7 @@ def test_when_all_games_have_ended_the_whole_batch_decodes_again_after_out_of_me
         limit_memory(policy, tokens=1000, rows=1, monkeypatch=scarce)
         assert play() == 1
     assert play() == 4
-    assert engine._scheduler.prefill_tokens == PREFILL_TOKENS["cpu"]
+    assert engine._scheduler.limits == engine._limits
 
 
 def test_while_a_game_goes_on_new_games_keep_to_the_smaller_batch_after_out_of_memory(monkeypatch):
