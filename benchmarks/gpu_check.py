@@ -25,7 +25,6 @@ from prompt_r1.engine.kv_cache import BLOCK_SIZE, BlockPool, TokenSequence, byte
 from prompt_r1.engine.model_check import check_model
 from prompt_r1.engine.paged_attention import PagedBatch, _flash, _sequence_by_sequence
 from prompt_r1.model import attention
-from prompt_r1.model.compiling import can_compile, compile_norms_and_mlps
 from prompt_r1.model.distributed import Ranks, start_ranks, stop_ranks
 from prompt_r1.model.machine import memory_left, pick_device
 from prompt_r1.model.packing import pack
@@ -59,8 +58,6 @@ def random_policy(machine: Machine) -> Policy:
     large = torch.cuda.get_device_properties(device).total_memory > 60e9
     shape = "Qwen3-4B" if large else "Qwen3-0.6B"
     model = random_model(shape, attention=attention.NAME, dtype=torch.bfloat16, device=device)
-    if can_compile(device):
-        compile_norms_and_mlps(model)
     return Policy(model, compute_dtype=torch.bfloat16)
 
 
@@ -78,8 +75,7 @@ def header(machine: Machine) -> str:
     return (
         f"{torch.cuda.get_device_name(device)} (SM {major}.{minor}), torch {torch.__version__}, CUDA "
         f"{torch.version.cuda}, {memory_left(device) / 1e9:.0f} GB free, {machine.ranks.count} ranks, "
-        f"{host}; "
-        f"FlashAttention {'yes' if flash else 'no'}, torch.compile {'yes' if can_compile(device) else 'no'}"
+        f"{host}; FlashAttention {'yes' if flash else 'no'}"
     )
 
 
@@ -269,8 +265,6 @@ def update(policy: Policy, machine: Machine) -> str:
     shape, questions = ("Qwen3-0.6B", 8) if machine.on_gpu else ("small", 1)
     before = memory(reset=True)
     model = random_model(shape, attention=attention.NAME, device=policy.device)
-    if machine.on_gpu and can_compile(policy.device):
-        compile_norms_and_mlps(model)
     learner = Policy(model, compute_dtype=policy.compute_dtype)
     learner.checkpoint_activations()
     games = random_games(plan(questions, 5, seed=1), vocabulary=1000)

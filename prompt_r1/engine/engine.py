@@ -31,7 +31,6 @@ from prompt_r1.engine.paged_attention import PagedBatch, upload
 from prompt_r1.engine.sampling import draw
 from prompt_r1.engine.scheduler import Job, Limits, Scheduler
 from prompt_r1.errors import AgentUnusable
-from prompt_r1.model.compiling import can_compile
 from prompt_r1.model.policy import Policy
 from prompt_r1.types import Completion
 
@@ -72,8 +71,7 @@ class Engine:
         self._forward: Forward = policy.hidden_states
         self._graphs: DecodeGraphs | None = None
         if self._pool.flash:  # Without FlashAttention, a forward cannot be captured.
-            if can_compile(policy.device):
-                self._forward = CompiledForward(policy)
+            self._forward = CompiledForward(policy)
             self._graphs = DecodeGraphs(self._forward, self._pool, longest=max_tokens, capture=CudaGraphs())
         self._limits = Limits(max_sequences, PREFILL_TOKENS[policy.device.type])
         self._scheduler = Scheduler(self._pool, self._limits)

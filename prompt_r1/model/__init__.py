@@ -4,7 +4,6 @@ In reading order:
 
     packing       games as one row of tokens without padding. The games of a question share their opening
     attention     the attention function that Hugging Face models call in place of their own
-    compiling     norms and MLPs, compiled for updates on GPUs
     policy        log-probabilities of the agent's tokens in a packed row, computed in chunks
     lora          low-rank adapters beside frozen weights
     machine       the device, cores, threads and memory that this process may use

@@ -23,7 +23,6 @@ from transformers.utils import logging as transformers_logging
 
 from prompt_r1.errors import UsageError, first_line, is_out_of_memory
 from prompt_r1.model import attention
-from prompt_r1.model.compiling import can_compile, compile_norms_and_mlps
 from prompt_r1.model.machine import forget_peak, memory_left
 from prompt_r1.model.policy import Policy
 
@@ -74,10 +73,6 @@ def load_policy(
             "the model's embeddings, or give it its own tokenizer"
         )
     model.to(device)  # type: ignore[arg-type]  # transformers wraps `to` in a method whose type lacks `self`.
-    # A model that will be sharded is still on the CPU, but computes on the GPU.
-    on_gpu_in_16_bits = torch.cuda.is_available() and compute_dtype.itemsize == 2
-    if on_gpu_in_16_bits and can_compile(torch.device("cuda")):
-        compile_norms_and_mlps(model)
     return Policy(model.eval(), compute_dtype=compute_dtype, temperature=temperature, vocabulary=vocabulary)
 
 
