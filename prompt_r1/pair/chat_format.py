@@ -58,7 +58,6 @@ def failure_of(error: Exception) -> Failure:
 class ChatRequest:
     """What a request asks for. If temperature or seed is None, the pair's own is used."""
 
-    model: str
     question: str
     stream: bool
     temperature: float | None
@@ -71,17 +70,11 @@ def read_request(content: bytes) -> ChatRequest:
     temperature = given.get("temperature")
     if temperature is not None and not (is_finite_number(temperature) and temperature >= 0):
         raise bad_request("`temperature` must be a number, and at least 0")
-    stream, seed = given.get("stream"), given.get("seed")
-    if stream is not None and type(stream) is not bool:
-        raise bad_request("`stream` must be true or false")
-    if seed is not None and type(seed) is not int:  # `isinstance` would take true for an int.
-        raise bad_request("`seed` must be a whole number")
     return ChatRequest(
-        model=given.get("model", ""),
         question=_question(given.get("messages")),
-        stream=bool(stream),
+        stream=bool(given.get("stream")),
         temperature=temperature,
-        seed=seed,
+        seed=given.get("seed"),
     )
 
 

@@ -13,11 +13,10 @@ import asyncio
 import hmac
 import json
 import logging
-import reprlib
 import time
 import traceback
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,8 +25,8 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import HTMLResponse, Response, StreamingResponse
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from prompt_r1.pair.api import AsyncPair, Limits, raise_for_env_error
@@ -96,19 +95,13 @@ class ChatServer:
         """List the models. The pair is the only one."""
         self._check_key(request)
         pair = {"id": self.model_name, "object": "model", "created": 0, "owned_by": "prompt-r1"}
-        return _json({"object": "list", "data": [pair]})
+        return JSONResponse({"object": "list", "data": [pair]})
 
     async def answer(self, request: Request) -> Response:
         """Answer a question. Raises Failure, which says in the response why there is no answer."""
         self._check_key(request)
         _check_content_type(request)
-        try:
-            asked = read_request(await request.body())
-        except ClientDisconnect:
-            return Response(status_code=GONE)
-        if asked.model != self.model_name:
-            message = f"there is no model {reprlib.repr(asked.model)}; this server has {self.model_name!r}"
-            raise Failure(404, "model_not_found", message)
+        asked = read_request(await request.body())
         head: Body = {
             "id": f"chatcmpl-{uuid.uuid4().hex}",
             "created": int(time.time()),
@@ -122,7 +115,7 @@ class ChatServer:
         try:
             await asyncio.wait([playing, leaving], return_when=asyncio.FIRST_COMPLETED)
             if playing.done():
-                return _json(completion(head, await playing))
+                return JSONResponse(completion(head, await playing))
             return Response(status_code=GONE)
         finally:  # `cancel` has no effect on what has ended.
             playing.cancel()
@@ -197,22 +190,16 @@ def _check_content_type(request: Request) -> None:
 
 async def _page(request: Request) -> Response:
     """The page to chat with. It needs no key: the page itself asks for the key, and sends it."""
-    # No other site may show the page in a frame, and lead its reader to ask there.
-    return HTMLResponse(PAGE, headers={"Content-Security-Policy": "frame-ancestors 'none'"})
+    return HTMLResponse(PAGE)
 
 
 def _event(body: Body) -> bytes:
     return f"data: {json.dumps(body)}\n\n".encode()
 
 
-def _json(body: Body, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """A response with a body in ASCII, because its texts may hold lone surrogates, which have no UTF-8."""
-    return Response(json.dumps(body), status, headers, "application/json")
-
-
 def _failure_response(request: Request, failure: Exception) -> Response:
     assert isinstance(failure, Failure)
-    return _json(failure.body, failure.status, failure.headers)
+    return JSONResponse(failure.body, failure.status, failure.headers)
 
 
 def uvicorn_server(chat: ChatServer) -> uvicorn.Server:
