@@ -44,9 +44,9 @@ def main(chosen: ChosenPair[InferConfig]) -> None:
     questions = given_questions(config.question) or typed_questions()
     printer = DialoguePrinter(show)
     games: list[Trajectory] = []
-    pair = open_pair(chosen)
-    print(printable(pair.about), file=sys.stderr, flush=True)
     with asyncio.Runner() as runner:
+        pair = runner.run(open_pair(chosen))
+        print(printable(pair.about), file=sys.stderr, flush=True)
         try:
             for question in questions:
                 if config.json:

@@ -183,7 +183,7 @@ def test_questions_that_end_with_an_error_end_with_their_total_and_closed_connec
     environment = paid_environment(max_usd=0.06)  # enough for two calls
     close = AsyncMock()
     monkeypatch.setattr(environment.clients[0].source, "close", close)
-    monkeypatch.setattr(infer, "open_pair", lambda chosen: echo_pair(environment=environment))
+    monkeypatch.setattr(infer, "open_pair", AsyncMock(return_value=echo_pair(environment=environment)))
     monkeypatch.setattr("sys.stdin", io.StringIO("Who?\nWhen?\nWhere?\n"))
     with pytest.raises(Resumable, match="larger limit"):
         infer.main(choose_pair(InferConfig(env="mini"), ["env"], NamedAgent("agent", AgentConfig(), "agent")))

@@ -33,7 +33,7 @@ def main(arguments: list[str]) -> None:
         raise UsageError(f"the server needs {' and '.join(missing)}: pip install {' '.join(missing)}")
     # A port in use is reported before the agent is loaded.
     with _listen(config.host, config.port) as listener:
-        _serve(chosen, listener)
+        asyncio.run(_serve(chosen, listener))
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -45,7 +45,7 @@ def _listen(host: str, port: int) -> socket.socket:
         raise UsageError(f"cannot listen at {host}, port {port}: {error.strerror}") from None
 
 
-def _serve(chosen: ChosenPair[ServeConfig], listener: socket.socket) -> None:
+async def _serve(chosen: ChosenPair[ServeConfig], listener: socket.socket) -> None:
     """Open the pair and answer requests at the socket. Raises UsageError."""
     config = chosen.config
     address, port = listener.getsockname()[:2]
@@ -58,7 +58,7 @@ def _serve(chosen: ChosenPair[ServeConfig], listener: socket.socket) -> None:
     from prompt_r1.pair.api import Limits, open_pair
     from prompt_r1.pair.server import ChatServer, uvicorn_server
 
-    pair = open_pair(chosen)
+    pair = await open_pair(chosen)
     chat = ChatServer(
         pair=pair,
         model_name=config.model_name,
@@ -71,7 +71,7 @@ def _serve(chosen: ChosenPair[ServeConfig], listener: socket.socket) -> None:
     print(printable(pair.about))
     print(f"{config.model_name} at http://{host}:{port}/v1")
     print(f"a page to chat with at http://{host}:{port}", flush=True)
-    asyncio.run(uvicorn_server(chat).serve(sockets=[listener]))
+    await uvicorn_server(chat).serve(sockets=[listener])
 
 
 if __name__ == "__main__":

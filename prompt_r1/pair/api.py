@@ -2,7 +2,7 @@
 
 `prompt_r1.load(…).ask("…")` takes these steps:
 
-    load: `load` → `open_pair` → `load_agent` (agent.py)
+    load: `load` → `Pair` → `open_pair` → `load_agent` (agent.py)
     ask:  `Pair.ask` → `AsyncPair.play` → `play_question` (agent.py) → `rollout.play`
 """
 
@@ -10,10 +10,11 @@ import asyncio
 import math
 import queue
 import threading
-from collections.abc import Iterator
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from collections.abc import Coroutine, Iterator
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from prompt_r1.chat_template import encodable
 from prompt_r1.environments.budget import Bill, check_usd_limit
@@ -102,7 +103,7 @@ def raise_for_env_error(game: Trajectory) -> None:
         raise EnvError(game.error)
 
 
-def open_pair(chosen: ChosenPair[AnyPairConfig]) -> AsyncPair:
+async def open_pair(chosen: ChosenPair[AnyPairConfig]) -> AsyncPair:
     """Open an environment and its agent. The servers are checked before a large agent is loaded.
 
     From now on torch computes in as many threads as in the agent's training, or in fewer if there are fewer
@@ -114,9 +115,7 @@ def open_pair(chosen: ChosenPair[AnyPairConfig]) -> AsyncPair:
     device = pick_device(config.device)
     use_threads(in_training=named.config.threads)
     environment = open_environment(chosen.environment, seed=seed, device=device)
-    # In a thread of its own, because an event loop may run in this one, as in a notebook.
-    with ThreadPoolExecutor(max_workers=1) as thread:
-        thread.submit(asyncio.run, check_servers(environment)).result()
+    await check_servers(environment)
     agent = load_agent(path, named.config, device)
     about = named.describe(environment=environment.name, seed=seed)
     return AsyncPair(agent, environment, seed, config.temperature, str(path), about)
@@ -135,19 +134,24 @@ def _game_of(playing: Future[Trajectory]) -> Trajectory:
 class Pair:
     """An `AsyncPair` for code that is not asynchronous. As a context manager, it closes itself.
 
-    All its games run in one event loop, which has a thread of its own. So its methods may be called while
-    another loop runs, as in a notebook, and the games of several threads share the batch of the engine.
+    It is opened and plays all its games in one event loop, which has a thread of its own. So its methods may
+    be called while another loop runs, as in a notebook, and the games of several threads share the batch of
+    the engine.
     """
 
-    def __init__(self, pair: AsyncPair) -> None:
-        self.environment = pair.environment.name
-        self._pair = pair
+    def __init__(self, opening: Coroutine[Any, Any, AsyncPair]) -> None:
         self._loop = asyncio.new_event_loop()
         # A program does not wait for a daemon thread at its end.
         self._thread = threading.Thread(target=self._loop.run_forever, name="prompt-r1", daemon=True)
         self._thread.start()
         # A game that started while the loop is being stopped would never end.
         self._lock = threading.Lock()
+        try:
+            self._pair = asyncio.run_coroutine_threadsafe(opening, self._loop).result()
+        except BaseException:
+            self._end_thread()
+            raise
+        self.environment = self._pair.environment.name
 
     def ask(self, question: str, *, limits: Limits = NO_LIMITS) -> Trajectory:
         """Play one game, and return it with its `answer`, `turns`, `spent` and `seconds`.
@@ -197,9 +201,12 @@ class Pair:
             try:
                 asyncio.run_coroutine_threadsafe(self._end_games(), self._loop).result()
             finally:
-                self._loop.call_soon_threadsafe(self._loop.stop)
-                self._thread.join()
-                self._loop.close()
+                self._end_thread()
+
+    def _end_thread(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
 
     async def _end_games(self) -> None:
         games = asyncio.all_tasks() - {asyncio.current_task()}

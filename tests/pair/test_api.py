@@ -21,7 +21,7 @@ from prompt_r1.environments.journal import Journal
 from prompt_r1.environments.own import OwnSource
 from prompt_r1.environments.sources import Busy, Caller, Refused, Reply, Source
 from prompt_r1.pair.agent import Sampling, play_question
-from prompt_r1.pair.api import Pair
+from prompt_r1.pair.api import AsyncPair, Pair
 from prompt_r1.pair.named_agent import SETTINGS_FILE
 from prompt_r1.settings.fields import write_yaml
 from prompt_r1.settings.train import TrainConfig
@@ -50,7 +50,11 @@ def pair_of(
     environment: Environment | None = None, *, agent: EchoAgent | None = None, **options: float
 ) -> Pair:
     """An echoing agent with a shouting environment, unless others are given, in a thread of its own."""
-    return Pair(echo_pair(agent, environment, **options))
+
+    async def opening() -> AsyncPair:
+        return echo_pair(agent, environment, **options)
+
+    return Pair(opening())
 
 
 def loop_threads() -> set[threading.Thread]:

@@ -1,5 +1,6 @@
 """The names of agents: which one plays is always said, and a missing one by its own cause."""
 
+import asyncio
 import os
 from pathlib import Path
 
@@ -83,5 +84,5 @@ def test_a_mini_agent_plays_in_one_thread_and_a_real_one_in_those_of_torch(
     monkeypatch.setattr("prompt_r1.model.machine.usable_cores", lambda: 2)
     monkeypatch.setattr("prompt_r1.model.machine.TORCH_THREADS", 2)
     named = NamedAgent(asking_agent, preset_config(name), start=name)
-    open_pair(choose_pair(PairConfig(env="mini"), ["env"], named))
+    asyncio.run(open_pair(choose_pair(PairConfig(env="mini"), ["env"], named)))
     assert torch.get_num_threads() == threads

@@ -1,5 +1,6 @@
 """A run on a CPU forks its process into one rank per core."""
 
+import asyncio
 import errno
 import io
 import os
@@ -142,7 +143,8 @@ def test_a_pair_and_an_evaluation_compute_in_as_many_threads_as_they_have_cores(
     set_threads: list[int] = []
     monkeypatch.setattr(machine, "TORCH_THREADS", 64)
     monkeypatch.setattr("torch.set_num_threads", set_threads.append)
-    open_pair(choose_pair(PairConfig(env="mini"), ["env"], resolve_agent(str(asking_agent))))
+    chosen = choose_pair(PairConfig(env="mini"), ["env"], resolve_agent(str(asking_agent)))
+    asyncio.run(open_pair(chosen))
     assert set_threads == [2]
     run_here("evaluate.py", "--method", "direct", "--env", "mini", "--limit", 1, "--dry-run")
     assert set_threads == [2, 2]
@@ -159,7 +161,8 @@ def test_an_agent_of_a_larger_machine_gets_no_more_threads_than_there_are_cores(
     set_threads: list[int] = []
     monkeypatch.setattr(machine, "TORCH_THREADS", 64)
     monkeypatch.setattr("torch.set_num_threads", set_threads.append)
-    open_pair(choose_pair(PairConfig(env="mini"), ["env"], resolve_agent(str(agent))))
+    chosen = choose_pair(PairConfig(env="mini"), ["env"], resolve_agent(str(agent)))
+    asyncio.run(open_pair(chosen))
     line = "--method prompt-r1 --env mini --limit 1".split()
     run_here("evaluate.py", "--agent", agent, *line, "--out", tmp_path / "out")
     assert set_threads and set(set_threads) == {2}
