@@ -23,7 +23,7 @@ Write down, in each step:
     record         the order of everything below, which is safe to stop; the end of a run
     metrics        the metrics of games and groups, and what they cost
     log            metrics.jsonl, trajectories/ and the console
-    alarms         warn if a metric collapses
+    alarms         warn if a metric collapses, by a table of rules
 
 Write down, every --save-every steps:
 

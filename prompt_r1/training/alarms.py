@@ -1,14 +1,14 @@
 """Alarms for metrics that have collapsed. An alarm does not stop the run; docs/running.md says what to do.
 
-Some metrics are judged by each value. Others change by chance from step to step, so the medians of their last
-WINDOW values are judged. In 72 healthy runs, groups/dropped, reward/misranked and the share of odd replies
-(filtered, cut or empty) were 0, and update/kl was at most 0.0006.
+`rules_of` has the rules in a table.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from math import isfinite
 from statistics import median
+from typing import Literal
 
 from prompt_r1.pair.named_agent import teaching_command
 from prompt_r1.training.update import GapLimit
@@ -19,6 +19,66 @@ WINDOW = 5
 LEARNED_EM = 0.9  # Groups without spread are no alarm where the sampled games have this EM.
 
 
+@dataclass(frozen=True)
+class Rule:
+    """When a metric has collapsed, and what that means."""
+
+    metric: str
+    # A metric that changes by chance from step to step is judged by the medians of its last WINDOW values.
+    judged: Literal["value", "median"]
+    has_collapsed: Callable[[float, Sequence[float]], bool]  # takes the value (or median) and those before it
+    meaning: str
+
+
+def rules_of(*, agent: str, gap: GapLimit, own_reward: bool) -> list[Rule]:
+    """The rules of a run. If a value and a median of a metric have collapsed, the value is reported.
+
+    agent        the name that the user gave, for the command that teaches the format
+    gap          the limit of the gap between engine and policy
+    own_reward   whether the reward is the user's. It may have any scale, so it may fall
+
+    In 72 healthy runs, groups/dropped, reward/misranked and env/outcomes were 0, and update/kl was at most
+    0.0006. Its limit is 1.5 times the usual target of PPO (0.01), at which Spinning Up ends an update.
+    "kl" and "entropy" are in nats per token.
+    """
+    teach = f"if the agent does not know the format, `{teaching_command(agent)}` teaches it"
+    failed_calls = "over a quarter of their games failed (`error` in trajectories/ says why)"
+    odd_replies = "so many replies are filtered, cut or empty (env/outcomes/… in metrics.jsonl)"
+    fallen_reward = "it has fallen by more than 0.5 below its best"
+    rules = [
+        Rule("format", "value", is_zero, f"no game is well formed; {teach}"),
+        Rule("format", "median", has_halved, "the agent loses the format"),
+        Rule("reward/mean", "median", lambda now, before: now < max(before) - 0.5, fallen_reward),
+        Rule("reward/misranked", "value", above(0.2), "the reward prefers worse answers"),
+        Rule("groups/dropped", "value", above(0.0), failed_calls),
+        Rule("groups/no_spread", "median", lambda now, before: now >= 1.0, "every advantage is 0"),
+        Rule("env/outcomes", "value", above(0.2), odd_replies),
+        Rule("kl", "median", above(1.0), "the text loses the language of the start model"),
+        Rule("update/kl", "value", above(0.015), "the steps are too large, or games are used too often"),
+        Rule("entropy", "median", lambda now, before: now < 1e-3, "all games of a group are the same"),
+        Rule("entropy", "median", lambda now, before: now > max(1.0, 3 * before[0]), "the text is noise"),
+        Rule(gap.metric, "value", above(gap.alarm), "engine and policy disagree"),
+    ]
+    if own_reward:
+        return [rule for rule in rules if rule.metric != "reward/mean"]
+    return rules
+
+
+def above(limit: float) -> Callable[[float, Sequence[float]], bool]:
+    """A test whether a value is above a limit."""
+    return lambda now, before: now > limit
+
+
+def is_zero(now: float, before: Sequence[float]) -> bool:
+    """Whether a share is 0 in the first step, or after more than 0.5. After less, 0 may be chance."""
+    return now == 0 and (not before or max(before) > 0.5)
+
+
+def has_halved(now: float, before: Sequence[float]) -> bool:
+    """Whether a share is less than half of its highest value before, if that was above 0.2."""
+    return max(before) > 0.2 and now < 0.5 * max(before)
+
+
 class Alarms:
     """Reads the metrics of a run, line by line, and says which of them have collapsed.
 
@@ -26,15 +86,8 @@ class Alarms:
     """
 
     def __init__(self, *, agent: str, gap: GapLimit, own_reward: bool) -> None:
-        """Begin without lines.
-
-        agent        the name that the user gave, for the command that teaches the format
-        gap          the limit of the gap between engine and policy
-        own_reward   whether the reward is the user's. It may have any scale, so it may fall
-        """
-        self.agent = agent
-        self.gap = gap
-        self.own_reward = own_reward
+        """Begin without lines, with the rules of a run (`rules_of`)."""
+        self.rules = rules_of(agent=agent, gap=gap, own_reward=own_reward)
         self.values = defaultdict[str, list[float]](list)  # metric → its finite values
         self.medians = defaultdict[str, list[float]](list)  # metric → the medians of its windows
         self.active: set[str] = set()  # metrics that have collapsed and not recovered
@@ -59,62 +112,21 @@ class Alarms:
         values, medians = self.values[metric], self.medians[metric]
         if not isfinite(value):
             return described(metric, value, values)
-        problem = self.problem_of_value(metric, value)
-        alarm = f"{described(metric, value, values)}: {problem}" if problem else ""
+        alarm = self._by_rules(metric, "value", value, values)
         values.append(value)
-        if len(values) < WINDOW:
-            return alarm
-        now = median(values[-WINDOW:])
-        # The first median is not judged, because no median before it shows what is usual.
-        problem = self.problem_of_median(metric, now) if medians else ""
-        if problem and not alarm:
-            alarm = f"{described(metric, now, medians)}: {problem}"
-        medians.append(now)
+        if len(values) >= WINDOW:
+            now = median(values[-WINDOW:])
+            # The first median is not judged, because no median before it shows what is usual.
+            if medians and not alarm:
+                alarm = self._by_rules(metric, "median", now, medians)
+            medians.append(now)
         return alarm
 
-    def problem_of_value(self, metric: str, now: float) -> str:
-        """What is wrong with a run in which a metric has this value in a step; "" if nothing is."""
-        before = self.values[metric]
-        match metric:
-            case "groups/dropped" if now > 0:
-                return "over a quarter of their games failed (`error` in trajectories/ says why)"
-            case "reward/misranked" if now > 0.2:
-                return "the reward prefers worse answers"
-            # 1.5 times the usual target of PPO (0.01), at which Spinning Up ends an update.
-            case "update/kl" if now > 0.015:
-                return "the steps are too large, or games are used too often"
-            case "env/outcomes" if now > 0.2:
-                return "so many replies are filtered, cut or empty (env/outcomes/… in metrics.jsonl)"
-            case "format" if now == 0 and not before:
-                return f"the agent does not know the format; `{teaching_command(self.agent)}` teaches it"
-            # A far too large learning rate destroys the format at once.
-            case "format" if now == 0 and max(before) > 0.5:
-                return "no game is well formed any more"
-            case self.gap.metric if now > self.gap.alarm:
-                return "engine and policy disagree"
-        return ""
-
-    def problem_of_median(self, metric: str, now: float) -> str:
-        """What is wrong with a run in which a window of a metric has this median; "" if nothing is."""
-        before = self.medians[metric]
-        match metric:
-            case "format" if has_halved(now, before):
-                return "the agent loses the format"
-            case "stop/answered" if has_halved(now, before):
-                return "the agent ends fewer games with an answer"
-            case "reward/mean" if now < max(before) - 0.5 and not self.own_reward:  # R is in [-ε, 1].
-                return "it has fallen by more than 0.5 below its best"
-            # "kl" and "entropy" are in nats per token.
-            case "kl" if now > 1.0:
-                return "the text loses the language of the start model"
-            case "entropy" if now < 1e-3:
-                return "all games of a group are the same"
-            case "entropy" if now > max(1.0, 3 * before[0]):
-                return "the text is noise"
-            case "grad_norm" if now > 10 * median(before) > 0:
-                return "the gradient is over ten times as large as usual"
-            case "groups/no_spread" if now >= 1.0:
-                return "every advantage is 0"
+    def _by_rules(self, metric: str, judged: str, now: float, before: Sequence[float]) -> str:
+        """Describe what the rules for the values or the medians of a metric find; "" if they find nothing."""
+        for rule in self.rules:
+            if (rule.metric, rule.judged) == (metric, judged) and rule.has_collapsed(now, before):
+                return f"{described(metric, now, before)}: {rule.meaning}"
         return ""
 
 
@@ -124,11 +136,6 @@ def described(metric: str, value: float, before: Sequence[float]) -> str:
     if before:
         text += f"; its median over the run is {median(before):.3g}"
     return text
-
-
-def has_halved(now: float, before: Sequence[float]) -> bool:
-    """Whether a share is less than half of its highest value before, if that was above 0.2."""
-    return max(before) > 0.2 and now < 0.5 * max(before)
 
 
 def judged_metrics(line: Line) -> Line:
