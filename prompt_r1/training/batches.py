@@ -17,7 +17,7 @@ from prompt_r1.grpo import LossColumns
 from prompt_r1.model.distributed import Ranks
 from prompt_r1.model.packing import Packed, pack
 from prompt_r1.training.row_plans import by_opening, divide
-from prompt_r1.types import ScoredGame, Trajectory
+from prompt_r1.types import Completion, Question, ScoredGame, Trajectory
 
 
 @dataclass(frozen=True)
@@ -141,6 +141,14 @@ def make_batch(
         game=torch.tensor(game_numbers, dtype=torch.long, device=device),
     )
     return Batch(packed, columns)
+
+
+def made_up_game(logprobs: Sequence[float], *, advantage: float) -> ScoredGame:
+    """A game of one turn, whose tokens the engine sampled with these log-probabilities."""
+    trajectory = Trajectory(Question("made up", "", "", ()))
+    trajectory.add_context([0])
+    trajectory.add_sampled(Completion([0] * len(logprobs), list(logprobs), finished=True))
+    return ScoredGame(trajectory, None, advantage)
 
 
 def token_advantages(game: ScoredGame) -> list[float]:

@@ -4,7 +4,8 @@ The user's loss is tried before the first game, and each of its results is check
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -14,13 +15,16 @@ from prompt_r1.errors import UsageError
 from prompt_r1.grpo import Loss, LossColumns, grpo_loss
 from prompt_r1.settings.functions import OwnLoss, user_code
 from prompt_r1.settings.train import TrainConfig
+from prompt_r1.training.batches import made_up_game, make_batch
 from prompt_r1.training.update import IMPORTANCE_CAP
+from prompt_r1.types import ScoredGame, Trajectory
 
-# The trial of a user's loss has nine tokens of three made-up games. These are the tokens of all games, of
-# each game, and of none: a rank may have no game, and its loss must be 0.
-ALL_GAMES = slice(0, 9)
-EACH_GAME = (slice(0, 4), slice(4, 6), slice(6, 9))
-NO_GAME = slice(9, 9)
+# The games of the trial of a user's loss.
+TRIAL = (
+    made_up_game([-0.5, -1.2, -0.1, -2.0], advantage=1.0),
+    made_up_game([-0.7, -0.3], advantage=-1.5),
+    made_up_game([-1.0, -0.2, -1.6], advantage=0.5),
+)
 
 LossFunction = Callable[[Tensor, LossColumns], Loss]
 """Takes log π_θ (N,) of N agent tokens, and what else is known of them."""
@@ -80,15 +84,15 @@ def try_loss(config: TrainConfig, own: OwnLoss) -> None:
     where = f"--loss-function {config.loss_function}, tried with three made-up games:"
     loss_of = loss_of_run(config, own, importance_cap=IMPORTANCE_CAP)
     has_reference = config.kl_coef > 0
-    logprobs, columns = made_up_batch(ALL_GAMES, has_reference=has_reference)
+    logprobs, columns = batch_of_trial(TRIAL, has_reference=has_reference)
     together = loss_of(logprobs, columns).total
     together.backward()
     if logprobs.grad is None or not logprobs.grad.isfinite().all():
         raise UsageError(f"{where} its total has no finite gradient with respect to logprobs")
 
     one_by_one = 0.0
-    for game in (*EACH_GAME, NO_GAME):
-        one_by_one += loss_of(*made_up_batch(game, has_reference=has_reference)).total.item()
+    for games in ([TRIAL[0]], [TRIAL[1]], [TRIAL[2]], []):  # A rank may have no game, and its loss must be 0.
+        one_by_one += loss_of(*batch_of_trial(games, has_reference=has_reference)).total.item()
     if not math.isclose(one_by_one, together.item(), rel_tol=1e-3, abs_tol=1e-5):
         raise UsageError(
             f"{where} their losses one by one add up to {one_by_one:.4g}, but together it is "
@@ -96,20 +100,17 @@ def try_loss(config: TrainConfig, own: OwnLoss) -> None:
         )
 
 
-def made_up_batch(tokens: slice, *, has_reference: bool) -> tuple[Tensor, LossColumns]:
-    """A micro-batch of some of the nine tokens: their log π_θ and their columns. The same in each call."""
-    game = torch.tensor([0, 0, 0, 0, 1, 1, 2, 2, 2])
-    noise = torch.randn(4, len(game), generator=torch.Generator().manual_seed(0))
-    logprobs = (noise[0].abs() + 0.1).neg()
-    old, reference, engine = logprobs + 0.2 * noise[1:]
-    tokens_of_game = game.bincount()[game]
-    _, game_in_batch = game[tokens].unique(return_inverse=True)  # The games of a batch count from 0.
-    columns = LossColumns(
-        old=old[tokens],
-        reference=reference[tokens] if has_reference else None,
-        engine=engine[tokens],
-        advantages=torch.tensor([1.0, -1.5, 0.5])[game[tokens]],
-        weights=1 / (3 * tokens_of_game[tokens]),
-        game=game_in_batch,
-    )
-    return logprobs[tokens].clone().requires_grad_(), columns
+def batch_of_trial(games: Sequence[ScoredGame], *, has_reference: bool) -> tuple[Tensor, LossColumns]:
+    """A micro-batch of some games of the trial: log π_θ and the columns of their agent tokens.
+
+    Each policy differs from the engine by another factor.
+    """
+
+    def token_weight(trajectory: Trajectory) -> float:
+        return 1 / (len(TRIAL) * sum(trajectory.sampled))
+
+    batch = make_batch(games, token_weight, torch.device("cpu"))
+    engine = batch.columns.engine
+    logprobs = (1.2 * engine).requires_grad_()
+    reference = 0.9 * engine if has_reference else None
+    return logprobs, replace(batch.columns, old=1.1 * engine, reference=reference)

@@ -18,7 +18,7 @@ from prompt_r1.model.policy import Policy
 from prompt_r1.pair.agent import check_question_lengths, load_agent
 from prompt_r1.programs.launcher import launcher_number
 from prompt_r1.settings.train import TrainConfig
-from prompt_r1.training.batches import make_batch
+from prompt_r1.training.batches import made_up_game, make_batch
 from prompt_r1.training.checkpoint import begin_states
 from prompt_r1.training.forked_ranks import fork_ranks
 from prompt_r1.training.log import Log
@@ -29,7 +29,6 @@ from prompt_r1.training.run import Run, RunQuestions, repetition_note, with_step
 from prompt_r1.training.run_folder import LOCK, claim
 from prompt_r1.training.signals import Interrupt
 from prompt_r1.training.update import gap_limit_of, importance_cap_of
-from prompt_r1.types import Completion, Question, ScoredGame, Trajectory
 
 
 @contextmanager
@@ -136,10 +135,8 @@ def warm_up(run: Run) -> None:
     The policy is not changed: the games count 0 in the loss, and the gradients are dropped.
     """
     game_tokens = run.config.max_tokens
-    game = Trajectory(Question("warm-up", "", "", ()))
-    game.add_context([0])
-    game.add_sampled(Completion([0] * (game_tokens - 1), [0.0] * (game_tokens - 1), finished=True))
-    games = [ScoredGame(game, None, 0.0)] * max(1, run.config.tokens_per_batch // game_tokens)
+    game = made_up_game([0.0] * (game_tokens - 1), advantage=0.0)
+    games = [game] * max(1, run.config.tokens_per_batch // game_tokens)
     batch = make_batch(games, lambda trajectory: 0.0, run.policy.device)
     run.reference_logprobs(batch.packed)
     (batch.columns.weights * run.policy(batch.packed).logprobs).sum().backward()

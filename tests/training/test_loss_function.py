@@ -12,7 +12,7 @@ from prompt_r1.grpo import Loss, grpo_loss
 from prompt_r1.model.policy import PolicyOutput
 from prompt_r1.settings.functions import import_loss
 from prompt_r1.training.log import read_metrics
-from prompt_r1.training.loss_function import ALL_GAMES, loss_of_run, made_up_batch, try_loss
+from prompt_r1.training.loss_function import TRIAL, batch_of_trial, loss_of_run, try_loss
 from prompt_r1.training.preflight import read_training
 from prompt_r1.training.update import UpdateStats
 from tests.support import tiny
@@ -222,7 +222,7 @@ def test_the_losses_of_the_examples_pass_the_trial(name, kl_coef):
 def test_a_loss_gets_the_settings_of_the_command_line(own):
     config = train_config("--loss-function own_loss:takes_clip_and_all --clip 0.1".split())
     loss_of = loss_of_run(config, import_loss(config.loss_function), importance_cap=2.0)
-    logprobs, columns = made_up_batch(ALL_GAMES, has_reference=True)
+    logprobs, columns = batch_of_trial(TRIAL, has_reference=True)
     expected = grpo_loss(
         logprobs, columns, clip=0.1, clip_high=0.0, kl_coef=config.kl_coef, importance_cap=2.0
     )
@@ -231,7 +231,7 @@ def test_a_loss_gets_the_settings_of_the_command_line(own):
 
 def test_the_metrics_of_a_loss_keep_no_graph():
     """They are collected over the micro-batches of a step, so each would keep its activations."""
-    logprobs, columns = made_up_batch(ALL_GAMES, has_reference=False)
+    logprobs, columns = batch_of_trial(TRIAL, has_reference=False)
     loss = Loss(logprobs.sum(), kl=logprobs.sum(), clip_frac=logprobs.sum(), token_kl=2 * logprobs)
     stats = UpdateStats()
     stats.add(columns, PolicyOutput(logprobs, entropy=logprobs.detach()), loss)
