@@ -131,7 +131,7 @@ def _check_memory(
     if needed > free:
         raise UsageError(
             f"the model at {str(path)!r} needs {needed / 1e9:.2f} GB of memory, and {free / 1e9:.2f} GB are "
-            f"free: make room, or give a model of at most {free / needed:.0%} of its size"
+            "free: make room, or give a smaller model"
         )
 
 
