@@ -88,10 +88,8 @@ class Ranks:
 
     def on_first_rank(self, make: Callable[[], T]) -> T:
         """Call `make` on rank 0, and return its result or raise its error on every rank."""
-        made: T | None = None
         with self.shared_errors():
-            if self.is_first:
-                made = make()
+            made = make() if self.is_first else None
         return self.gather(made)[0]  # type: ignore[return-value]
 
     def sum_gradients(self, module: nn.Module) -> None:
