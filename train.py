@@ -160,9 +160,9 @@ def main(chosen: ChosenTraining) -> None:
         record = resume_run(run)  # It begins with the newest checkpoint, if there is one.
         run.interrupt.training_began = True  # From now on, a signal saves the run, and then ends it.
         try:
-            # A new run begins with step 0, which only validates the untrained agent. A resumed run may have
-            # to finish the step after which it stopped, for example its validation.
-            record.finish_open_step()
+            # A new run begins with step 0, which only validates the untrained agent. A resumed run finishes
+            # the step after which it stopped, for example its validation.
+            record.finish_step()
             train(run, record)
             if run.questions.test:
                 record.free_for_test()  # the memory of optimiser, reference and KV cache

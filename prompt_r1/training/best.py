@@ -20,7 +20,9 @@ class Candidate:
         judged an agent, the newest trained agent counts as the best.
         """
         if self.em is None:
-            return self.step > 0 and (best is None or best.em is None)
+            if best is None:
+                return self.step > 0
+            return best.em is None and best.step < self.step
         if best is None or best.em is None:
             return True
         if reward_first:

@@ -45,10 +45,9 @@ NOT_THESE_TENSORS = (SafetensorError, LookupError, ValueError, TypeError, dcp.Ch
 class State:
     """The state of a run besides weights and optimiser, as state.json holds it."""
 
-    trained_step: int = 0  # the last step whose update is in the weights
-    # The line of `trained_step` in metrics.jsonl is *open* while it may still change, and then *final*. This
-    # is the open line, so that a resumed run can write it again; {}: the line is final.
-    open_line: dict[str, float] = field(default_factory=dict)
+    # The metrics of the last step whose update is in the weights. A resumed run writes this line of
+    # metrics.jsonl again. The metrics of a validation are missing if it was interrupted.
+    metrics: dict[str, float] = field(default_factory=lambda: {"step": 0})
     best: Candidate | None = None  # the best agent so far
     questions: str = ""  # digest of the training questions
     validation: str = ""  # digest of the validation questions
@@ -56,9 +55,9 @@ class State:
     format: int = FORMAT
 
     @property
-    def last_final_step(self) -> int:
-        """The last step whose line in metrics.jsonl is final; -1 in a new run."""
-        return self.trained_step - 1 if self.open_line else self.trained_step
+    def trained_step(self) -> int:
+        """The last step whose update is in the weights."""
+        return int(self.metrics["step"])
 
 
 def save_checkpoint(

@@ -48,66 +48,54 @@ class Record:
             log.write_games(f"step-{step:06d}", games_PG)
         measured = step_metrics(games_PG, ranks, rollout_seconds=log.seconds["rollout"])
         metrics = {"step": step, **stats.metrics(ranks), **measured}
-        # The calls of the games are added now, because a signal may stop the validation, and the run is then
-        # saved. `finish_step` adds the calls of the validation.
         add_spending(metrics, run.environment, ranks)
-        self.state = replace(self.state, trained_step=step, open_line=metrics)
+        self.state = replace(self.state, metrics=metrics)
         self.finish_step()
         self.stop_if_idle(stats, environment_failed=measured["groups/dropped"] == 1)
-
-    def finish_open_step(self) -> None:
-        """Finish the newest trained step if its line in metrics.jsonl is open (see `State`).
-
-        In a new run this is step 0. In a resumed run it is the step that was trained last before the run
-        stopped. If --steps makes it the last step of the run, it is now validated and exported.
-        """
-        if self.state.open_line:
-            self.finish_step()
 
     def finish_step(self) -> None:
         """Validate, log, save, export the best agent and report alarms. Raises Resumable if a signal came.
 
-        The order makes it safe to stop anywhere in here:
-
-        - Log before saving, so metrics.jsonl never has fewer steps than a checkpoint. A resumed run removes
-          the lines of later steps, and writes them again.
-        - Save before exporting, so RUN/agent is always an agent of a checkpoint. A resumed run exports the
-          best agent of its checkpoint, if RUN/agent is another one.
-        - Save before stopping for a signal, so the resumed run does not repeat the step.
+        A new run begins with this for step 0, which has only a validation. A resumed run begins with it for
+        the step of its checkpoint: the step is logged again, and what is missing is done.
         """
         run, config, log = self.run, self.run.config, self.run.log
         step = self.state.trained_step
         # If a stopped run is resumed with fewer steps, `step` may be above --steps.
         is_due = step >= config.steps or step % config.save_every == 0
-
-        # Validate and log.
-        metrics = dict(self.state.open_line)
-        if is_due and config.val_data:
+        metrics = dict(self.state.metrics)
+        is_validated = "val/n" in metrics
+        if is_due and config.val_data and not is_validated:
             metrics |= self.validate()
-        add_spending(metrics, run.environment, run.ranks)
+            add_spending(metrics, run.environment, run.ranks)
         with run.ranks.shared_errors():
             metrics = log.write_metrics(metrics)
-
-        # Save and export if this is due; in step 0 only if the untrained agent was validated.
-        agent = candidate_of(metrics)
-        # A user's own reward decides before EM, because EM may know only one of several right answers.
-        is_best = is_due and agent.is_better_than(self.state.best, reward_first=bool(config.reward))
-        if is_due and (is_best or step > 0):
-            best = agent if is_best else self.state.best
-            self.state = replace(self.state, open_line={}, best=best)
-            self.save()
-            if is_best:
-                self.export(metrics)
-            self.update_report()
-        else:
-            # The line stays open: if the run stops before it trains another step, the resumed run finishes
-            # this step again, perhaps with a validation.
-            self.state = replace(self.state, open_line=metrics)
-
-        # Report alarms, and stop if a signal came.
+        self.state = replace(self.state, metrics=metrics)
+        if is_due:
+            self.save_and_export()
         for alarm in self.alarms.read(metrics):
             log.say(f"Alarm at step {step}: {alarm} (docs/running.md says what to do)")
+        # The step is saved before the run stops, so the resumed run does not repeat it.
         self.stop_if_asked()
+
+    def save_and_export(self) -> None:
+        """Write a checkpoint of the newest agent, export the agent if it is the best so far, and report.
+
+        The agent is saved before it is exported, so RUN/agent is always an agent of a checkpoint. If the run
+        stops in between, the resumed run exports it.
+        """
+        metrics = self.state.metrics
+        agent = candidate_of(metrics)
+        # A user's own reward decides before EM, because EM may know only one of several right answers.
+        is_best = agent.is_better_than(self.state.best, reward_first=bool(self.run.config.reward))
+        if is_best:
+            self.state = replace(self.state, best=agent)
+        if self.state.best is None:
+            return  # This is step 0 without a validation, and the start needs no copy.
+        self.save()
+        if is_best:
+            self.export(metrics)
+        self.update_report()
 
     def validate(self) -> dict[str, float]:
         """Play greedy games of the validation questions, and return the metrics val/*."""

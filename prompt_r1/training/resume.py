@@ -14,9 +14,9 @@ from prompt_r1.programs.files import replace_file
 from prompt_r1.programs.sealed_folders import find_damage
 from prompt_r1.settings.fields import write_yaml
 from prompt_r1.training.alarms import Alarms
-from prompt_r1.training.best import Candidate
 from prompt_r1.training.checkpoint import State, load_tensors, read_state
 from prompt_r1.training.log import json_line, read_metrics
+from prompt_r1.training.metrics import add_spending
 from prompt_r1.training.record import Record
 from prompt_r1.training.run import Run
 from prompt_r1.training.run_folder import TEST_FILE, checkpoint_of, newest_checkpoint
@@ -30,8 +30,10 @@ def resume_run(run: Run) -> Record:
     """
     config, ranks = run.config, run.ranks
     # A new run begins with step 0, which validates the agent before training.
+    metrics: dict[str, float] = {"step": 0}
+    add_spending(metrics, run.environment, ranks)  # No call is made yet, but every line has these metrics.
     state = State(
-        open_line={"step": 0},
+        metrics,
         questions=digest_of(run.questions.training),
         validation=digest_of(run.questions.validation),
         start=ranks.on_first_rank(lambda: digest_of_model(run.start)),
@@ -42,10 +44,9 @@ def resume_run(run: Run) -> Record:
     found = ranks.on_first_rank(lambda: newest_checkpoint(run.folder, say=run.log.say))
     if found is not None:
         load_checkpoint(record, found)
-    # A line of metrics is final when nothing will be added to it. See `State`.
-    trained, last_final = record.state.trained_step, record.state.last_final_step
+    trained = record.state.trained_step
     run.log.begin_after(trained, steps=config.steps)
-    ranks.on_first_rank(lambda: trim_run(run.folder, trained=trained, last_final=last_final))
+    ranks.on_first_rank(lambda: trim_run(run.folder, trained))
     ranks.on_first_rank(lambda: write_yaml(config, run.folder / "config.yaml"))
     for line in read_metrics(run.folder):
         record.alarms.read(line)
@@ -61,22 +62,18 @@ def load_checkpoint(record: Record, checkpoint: Path) -> None:
     saved = read_state(checkpoint)
     check_same_origin(checkpoint, saved, record.state, run.start)
     run.log.say(f"Resuming after step {saved.trained_step} of {run.config.steps}, from {checkpoint}")
-    record.state = saved
-    repair_export(record)
-    record.saved = record.state
+    record.state = record.saved = saved
+    export_best_again(record)
     load_tensors(checkpoint, run.policy, run.optimizer)
     run.refresh()
 
 
-def repair_export(record: Record) -> None:
-    """Export the best agent again, unless RUN/agent is this agent.
+def export_best_again(record: Record) -> None:
+    """Export the best agent of the checkpoint that is resumed, unless RUN/agent is this agent.
 
-    The export is wrong in two cases:
-
-    - It is missing or too old: the run stopped between checkpoint and export.
-    - It is too new: the checkpoint of its step is damaged, so the run resumes from an older one. Then the
-      checkpoint of the best agent may be gone, because it was removed when the newer agent became the best.
-      If so, the agent of the resumed step counts as the best, until a validation judges an agent.
+    RUN/agent is older if the run stopped between checkpoint and export. It is newer if the checkpoint of its
+    step is damaged, so that an older one is resumed. Then the checkpoint of the best agent may be gone, and
+    the best agent is chosen anew, from the resumed one on.
 
     After an export, the policy has the weights of the best agent. The caller loads the resumed weights.
     """
@@ -86,34 +83,29 @@ def repair_export(record: Record) -> None:
         return
     checkpoint = checkpoint_of(run.folder, best.step)
     if run.ranks.on_first_rank(lambda: find_damage(checkpoint)):
-        step = record.state.trained_step
         run.log.say(
-            f"The checkpoint of the best agent, of step {best.step}, is gone or damaged: the agent of step "
-            f"{step} counts as the best until a validation judges an agent"
+            f"The checkpoint of the best agent, of step {best.step}, is gone or damaged: the best agent is "
+            f"chosen among the agents from step {record.state.trained_step} on"
         )
-        best = Candidate(step, em=None, reward=0.0)
-        record.state = replace(record.state, best=best)
-        checkpoint = checkpoint_of(run.folder, step)
+        record.state = replace(record.state, best=None)
+        return
     load_tensors(checkpoint, run.policy, run.optimizer)
-    lines = {line["step"]: line for line in read_metrics(run.folder)}
-    record.export(lines.get(best.step, {"step": best.step}))
+    record.export(read_state(checkpoint).metrics)
 
 
-def trim_run(run: Path, *, trained: int, last_final: int) -> None:
-    """Remove what a resumed run writes again.
+def trim_run(run: Path, trained: int) -> None:
+    """Remove what a resumed run writes again: what follows the update of step `trained`.
 
-    Games of training are removed after step `trained`, games of validation and lines of metrics after
-    `last_final`. With another number of ranks the new files have other names, so the old files would stay.
-    The games and the table of the test are removed too, because the test is played again.
+    With another number of ranks the new games have other names, so the old files would stay. The test is
+    played again, so its games and its table are removed too.
     """
-    last_kept = {"step": trained, "validation": last_final}
     for path in (run / "trajectories").glob("*.jsonl"):
-        # The kind and number of step-000012-rank0.jsonl are "step" and 12. Games of the test have no number.
-        match = re.match(r"(step|validation)-(\d+)-", path.name)
-        is_later = match is not None and int(match[2]) > last_kept[match[1]]
+        # The number of step-000012-rank0.jsonl and validation-000012-rank0.jsonl is 12.
+        match = re.match(r"(?:step|validation)-(\d+)-", path.name)
+        is_later = match is not None and int(match[1]) > trained
         if is_later or path.name.startswith("test-"):
             path.unlink()
-    kept = [json_line(line) for line in read_metrics(run) if line["step"] <= last_final]
+    kept = [json_line(line) for line in read_metrics(run) if line["step"] < trained]
     replace_file(run / "metrics.jsonl", "".join(kept).encode())
     (run / TEST_FILE).unlink(missing_ok=True)
 

@@ -15,7 +15,7 @@ from prompt_r1.settings.fields import experiment_values, read_mapping
 LOCK = ".lock"
 TEST_FILE = "test.md"  # the table of the test by dataset
 # The version of checkpoints. It rises with every change of state.json, of tensors' names or of settings.
-FORMAT = 8
+FORMAT = 9
 
 
 def open_run(out: str) -> Path:

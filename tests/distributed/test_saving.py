@@ -45,7 +45,7 @@ def save_on_a_full_disk(rank: int, victim: int, last_file: bool, port: int, fold
         config = replace(CONFIG, env_args="x" * 2 * LIMIT)
     with file_size_limit(LIMIT if rank == victim else 2**40):
         try:
-            save_checkpoint(folder, State(1), policy, optimizer, config, ranks)
+            save_checkpoint(folder, State({"step": 1}), policy, optimizer, config, ranks)
         except Resumable as error:
             (folder / f"rank{rank}").write_text(str(error))
     os._exit(0)
@@ -65,7 +65,7 @@ def test_a_checkpoint_that_one_rank_cannot_write_stops_both(victim, last_file, t
 def load_damaged(rank: int, port: int, folder: Path) -> None:
     """Save a checkpoint, damage the header of a file of tensors, and load it."""
     ranks, policy, optimizer = start(rank, port)
-    save_checkpoint(folder, State(1), policy, optimizer, CONFIG, ranks)
+    save_checkpoint(folder, State({"step": 1}), policy, optimizer, CONFIG, ranks)
     checkpoint_folder = folder / "checkpoints" / "step-000001"
     if ranks.is_first:
         [file, *_] = sorted(checkpoint_folder.glob("*.safetensors"))

@@ -69,7 +69,7 @@ def train_or_resume(rank: int, count: int, parallel: str, port: int, folder: Pat
     saved = torch.load(folder / "tensors.pt")
     assert tensors.keys() == saved.keys() and len(tensors) > 8
     assert all(torch.equal(tensors[name], saved[name]) for name in saved)
-    save_checkpoint(folder, State(step), policy, optimizer, config, ranks)
+    save_checkpoint(folder, State({"step": step}), policy, optimizer, config, ranks)
     stop_ranks(ranks)
 
 

@@ -54,7 +54,7 @@ class TinyRun:
         self.optimizer.zero_grad()
 
     def save(self, step: int, **values) -> None:
-        state = State(step, **values)
+        state = State({"step": step}, **values)
         save_checkpoint(self.folder, state, self.policy, self.optimizer, self.config, ONE_RANK)
 
     def newest(self) -> Path | None:
@@ -97,7 +97,7 @@ def test_a_resumed_run_learns_bit_for_bit_as_if_it_had_not_stopped(tmp_path):
     whole.learn()
     loaded = TinyRun(tmp_path, seed=1)
     state = loaded.load(loaded.newest())
-    assert state == State(1, questions="digest", best=BEST)
+    assert state == State({"step": 1}, questions="digest", best=BEST)
     loaded.learn()
     assert equal_weights(loaded.weights(), whole.weights())
 
@@ -118,7 +118,7 @@ def files_of_memory(folder: Path) -> float:
     begin_states(optimizer)
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = peak_memory()
-    save_checkpoint(folder, State(1), policy, optimizer, CONFIG, ONE_RANK)
+    save_checkpoint(folder, State({"step": 1}), policy, optimizer, CONFIG, ONE_RANK)
     return (peak_memory() - before) / file
 
 

@@ -91,7 +91,7 @@ class ScriptedRecord(Record):
                 self.validation[name.replace("_", "/")] = value
             else:
                 line[name] = value
-        self.state = replace(self.state, trained_step=number, open_line=line)
+        self.state = replace(self.state, metrics=line)
         self.finish_step()
 
     def steps(self, count: int) -> None:
@@ -258,16 +258,20 @@ def test_a_removed_agent_is_exported_again_from_its_checkpoint(base, tmp_path):
     assert resumed.run.refreshed == [3.0]
 
 
-def test_where_the_best_agent_is_lost_the_agent_of_the_resumed_step_takes_its_place(base, tmp_path):
+def test_where_the_best_agent_is_lost_the_best_one_is_chosen_from_the_resumed_step_on(base, tmp_path):
     """The checkpoint of step 1 is removed when step 3 is the best, and then that of step 3 is damaged."""
     record = resume(tmp_path, base)
     for em in (0.2, 0.5, 0.1, 0.6):
         record.step(val_em=em, val_reward=0.1)
     (tmp_path / "checkpoints" / "step-000003" / "state.json").unlink()
     resumed = resume(tmp_path, base)
+    resumed.finish_step()
+    assert resumed.state.best.em == 0.1 and resumed.state == resumed.saved
     assert resumed.state.best.step == 2 == exported_step(tmp_path / "agent") == exported_weight(tmp_path)
     resumed.step(val_em=0.05, val_reward=0.1)
-    assert exported_step(tmp_path / "agent") == 3, "the first agent that a validation has judged"
+    assert exported_step(tmp_path / "agent") == 2
+    resumed.step(val_em=0.2, val_reward=0.1)
+    assert exported_step(tmp_path / "agent") == 4
 
 
 def test_a_finished_run_whose_best_agent_is_lost_gets_the_agent_of_the_resumed_step(base, tmp_path):
@@ -277,7 +281,7 @@ def test_a_finished_run_whose_best_agent_is_lost_gets_the_agent_of_the_resumed_s
         record.step(val_em=em, val_reward=0.1)
     shutil.rmtree(tmp_path / "agent")
     shutil.rmtree(tmp_path / "checkpoints" / "step-000001")
-    resume(tmp_path, base)
+    resume(tmp_path, base).finish_step()
     assert exported_step(tmp_path / "agent") == 2 == exported_weight(tmp_path)
 
 
@@ -385,6 +389,8 @@ def test_an_alarm_is_reported_once_with_its_page_and_the_run_continues(base, tmp
     said = capsys.readouterr().out
     assert said.count("Alarm at step 8: format is 0.3") == said.count("docs/running.md") == 1
     resumed = resume(tmp_path, base)  # reads the lines again
+    resumed.finish_step()
+    assert "Alarm at step 8" in capsys.readouterr().out, "the last step is logged again"
     for _ in range(3):
         resumed.step(format=0.3, **{"reward/mean": -0.5})
     said = capsys.readouterr().out
@@ -421,20 +427,20 @@ def test_the_reason_of_the_last_step_without_an_optimiser_step_is_named_as_such(
 def test_a_step_whose_validation_was_interrupted_is_resumed_with_its_metrics(base, tmp_path):
     record = run_to_step_5(base, tmp_path)
     # The step is in the weights, but it is not finished.
-    record.state = replace(record.state, open_line={"step": 5, "em": 0.25})
+    record.state = replace(record.state, metrics={"step": 5, "em": 0.25})
     record.save()
     resumed = resume(tmp_path, base)
-    assert resumed.state.trained_step == 5 and resumed.state.open_line == {"step": 5, "em": 0.25}
+    assert resumed.state.metrics == {"step": 5, "em": 0.25}
     assert [line["step"] for line in read_metrics(tmp_path)] == [0, 1, 2, 3, 4]
 
 
 def test_a_run_that_is_resumed_with_fewer_steps_saves_the_step_that_was_not_finished(base, tmp_path):
     """A bug: step 5 was neither the last step nor a multiple of --save-every, and `free_for_test` failed."""
     record = run_to_step_5(base, tmp_path)
-    record.state = replace(record.state, open_line={"step": 5, **HEALTHY})
+    record.state = replace(record.state, metrics={"step": 5, **HEALTHY})
     record.save()
     resumed = resume(tmp_path, base, steps=3, save_every=100)
-    resumed.finish_open_step()
+    resumed.finish_step()
     assert list(resumed.remaining_steps()) == [] and resumed.state == resumed.saved
 
 
@@ -454,7 +460,7 @@ def test_the_step_after_which_a_signal_stopped_a_run_can_be_made_its_last_one(
         resumed = resume(tmp_path, base, save_every=100, val_data=val_data, steps=steps)
     means = {"val/em": 0.5, "val/reward": 0.5, "val/format": 1.0}
     resumed.validation = {"val/n": 10, "val/errors": 0, **means}
-    resumed.finish_open_step()
+    resumed.finish_step()
     assert list(resumed.remaining_steps()) == [] and resumed.state == resumed.saved
     assert exported_step(tmp_path / "agent") == 5
     lines = read_metrics(tmp_path)
@@ -462,13 +468,16 @@ def test_the_step_after_which_a_signal_stopped_a_run_can_be_made_its_last_one(
     assert lines[-1]["em"] == 0.25 and ("val/em" in lines[-1]) == bool(val_data)
 
 
-def test_a_last_step_that_was_validated_is_not_finished_again(base, tmp_path):
+def test_a_last_step_that_was_validated_is_not_validated_again(base, tmp_path):
     """Its agent is not the best one, and the step is no multiple of --save-every."""
     record = resume(tmp_path, base, save_every=2, steps=3)
     for em in (0.1, 0.1, 0.5, 0.2):
         record.step(val_em=em, val_reward=em)
     resumed = resume(tmp_path, base, save_every=2, steps=3)
-    assert resumed.state == record.state and resumed.state.last_final_step == 3
+    resumed.validate = Mock(side_effect=AssertionError)
+    resumed.finish_step()
+    assert resumed.state == record.state == resumed.saved
+    assert [line["step"] for line in read_metrics(tmp_path)] == [0, 1, 2, 3]
 
 
 def test_the_calls_of_a_step_are_logged_though_a_signal_interrupted_its_validation(base, tmp_path):
@@ -485,7 +494,7 @@ def test_the_calls_of_a_step_are_logged_though_a_signal_interrupted_its_validati
     record.save_and_stop(signal)
     resumed = resume(tmp_path, base)
     resumed.run.environment.clients[0].counts["paid"] = 2  # by its validation
-    resumed.finish_open_step()
+    resumed.finish_step()
     assert [line["env/paid"] for line in read_metrics(tmp_path)] == [0, 5]
 
 
@@ -503,7 +512,7 @@ def test_a_signal_in_a_validation_loses_no_line_of_an_earlier_step(base, tmp_pat
         record.write_down(3, games_PG, UpdateStats(taken=1))
     record.save_and_stop(signal)
     resumed = resume(tmp_path, base, save_every=3)
-    resumed.finish_open_step()
+    resumed.finish_step()
     assert [line["step"] for line in read_metrics(tmp_path)] == [0, 1, 2, 3]
 
 
@@ -518,7 +527,7 @@ def test_a_mistake_of_the_users_function_on_one_rank_is_raised_on_all_when_the_r
 
     def fail(ranks: Ranks, *, trained: int) -> str:
         record = resume(tmp_path, base, ranks=ranks)
-        record.state = replace(record.state, trained_step=trained)
+        record.state = replace(record.state, metrics={"step": trained})
         with pytest.raises(UsageError) as error, record.checkpoint_on_user_error(), ranks.shared_errors():
             if ranks.rank == 1:
                 raise UsageError("--reward f raised KeyError")

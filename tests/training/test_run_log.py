@@ -54,10 +54,10 @@ def test_damaged_metric_lines_and_values_are_skipped_and_nan_is_kept(tmp_path):
     assert first["em"] == 0.5 and math.isnan(first["loss"]) and second == {"step": 3, "games": 4}
 
 
-def test_metric_lines_after_the_checkpoint_and_incomplete_ones_are_removed(tmp_path):
+def test_metric_lines_from_the_step_of_the_checkpoint_on_and_incomplete_ones_are_removed(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'[1]\n{"step": 0}\n\xff\n{"step": 1, "em": 0.5}\n{"step": 2}\n{"step": 3, "r')
-    trim_run(tmp_path, trained=1, last_final=1)
+    trim_run(tmp_path, 2)
     assert path.read_text() == '{"step":0}\n{"step":1,"em":0.5}\n'
 
 
@@ -65,18 +65,18 @@ def test_the_games_of_later_steps_are_removed_whatever_rank_played_them(tmp_path
     """Also after a resume on one rank in place of two: those of rank 1."""
     folder = tmp_path / "trajectories"
     folder.mkdir()
-    kept = ["step-000002-rank0", "step-000002-rank1", "validation-000000-rank1", "own"]
-    removed = ["step-000003-rank1", "validation-000002-rank0", "test-trained-rank1"]
+    kept = ["step-000002-rank0", "step-000002-rank1", "validation-000002-rank1", "own"]
+    removed = ["step-000003-rank1", "validation-000003-rank0", "test-trained-rank1"]
     for name in (*kept, *removed):
         (folder / f"{name}.jsonl").touch()
-    trim_run(tmp_path, trained=2, last_final=1)
+    trim_run(tmp_path, 2)
     assert sorted(path.stem for path in folder.iterdir()) == sorted(kept)
 
 
 def test_a_run_that_goes_on_after_its_test_no_longer_shows_the_test_of_the_earlier_agent(tmp_path):
     """A bug: the reports of a finished run that got more --steps had the old table beside the new curves."""
     (tmp_path / TEST_FILE).write_text("| trained agent | 0.5 |")
-    trim_run(tmp_path, trained=2, last_final=1)
+    trim_run(tmp_path, 2)
     assert not (tmp_path / TEST_FILE).exists()
 
 
