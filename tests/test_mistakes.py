@@ -18,7 +18,7 @@ from prompt_r1.evaluation.preflight import read_evaluation
 from prompt_r1.pair.named_agent import SETTINGS_FILE
 from prompt_r1.pair.settings import InferConfig, read_pair
 from prompt_r1.programs.command_line import read_settings
-from prompt_r1.programs.sealed_folders import seal
+from prompt_r1.programs.sealed_folders import write_manifest
 from prompt_r1.settings.fields import write_yaml
 from prompt_r1.training.preflight import read_training
 from prompt_r1.training.run_folder import FORMAT, LOCK
@@ -182,7 +182,7 @@ def folder(tmp_path, asking_agent, monkeypatch) -> Path:
         "begun/metrics.jsonl": "",
         "adapter/adapter_config.json": "{}",
         "folder/notes.txt": "",
-        "trained/checkpoints/new/state.json": f'{{"format": {FORMAT}}}',
+        "trained/checkpoints/step-000001/state.json": f'{{"format": {FORMAT}}}',
         "answered/config.yaml": "top_p: 0.5\n",
         "answered/predictions.jsonl": "",
     }
@@ -190,8 +190,8 @@ def folder(tmp_path, asking_agent, monkeypatch) -> Path:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     checkpoints = tmp_path / "trained/checkpoints"
-    write_yaml(train_config([]), checkpoints / "new/config.yaml")
-    seal(checkpoints / "new", checkpoints / "step-000001")
+    write_yaml(train_config([]), checkpoints / "step-000001/config.yaml")
+    write_manifest(checkpoints / "step-000001")
     (tmp_path / "AGENT").symlink_to(asking_agent)
     for name, environment in (("own", "m"), ("foreign", "py:json:loads")):
         shutil.copytree(asking_agent, tmp_path / name)
@@ -229,9 +229,9 @@ def test_a_mistake_is_one_sentence(folder, line, words, monkeypatch, capfd):
 def test_where_the_newest_checkpoint_is_damaged_the_one_before_is_checked_before_torch_is_imported(folder):
     """Its settings were compared after minutes, when the models had been loaded."""
     checkpoints = folder / "trained/checkpoints"
-    (checkpoints / "new").mkdir()
-    (checkpoints / "new/config.yaml").touch()
-    seal(checkpoints / "new", checkpoints / "step-000002")
+    (checkpoints / "step-000002").mkdir()
+    (checkpoints / "step-000002/config.yaml").touch()
+    write_manifest(checkpoints / "step-000002")
     (checkpoints / "step-000002/config.yaml").unlink()
     with pytest.raises(UsageError, match=r"step-000001 was made with seed = 0, not 1"):
         read_training(["--out", "trained", "--seed", "1"])

@@ -1,9 +1,11 @@
 """Write folders that are complete or absent, even if the process is killed while it writes.
 
-A folder is written under a temporary name, synced to the disk and renamed when it is complete. A kill while
-it is written leaves only the temporary folder, which the next writer in the same place removes. If an older
-folder has the same name, it is moved aside first; after a kill between the two renames, `remove_leftovers`
-moves it back. A *sealed* folder also has a manifest, by which damage is found.
+    temporary = begin_folder(folder)    # fill it
+    complete_folder(folder)             # `folder` is now this one
+
+A kill in between leaves only the temporary folder, which the next writer in the same place removes. If an
+older folder has the same name, it is moved aside first; after a kill between the two renames,
+`remove_leftovers` moves it back. Damage that comes later is found by a *manifest*, if the folder has one.
 
 These folders have a single writer. `build_folder` is for a cache, which several processes may fill.
 """
@@ -19,28 +21,11 @@ from prompt_r1.programs.reading import json_object
 
 TEMPORARY = ".unfinished.tmp"
 REPLACED = ".replaced.tmp"  # `agent` is moved aside to `.agent.replaced.tmp`.
-MANIFEST = "manifest.json"  # the size in bytes of each file of a sealed folder, by name
+MANIFEST = "manifest.json"  # the size in bytes of each file of a folder, by name
 
 
-def build_folder(folder: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` make a folder under a temporary name beside `folder`, and rename it when it is complete.
-
-    If several processes build the folder at the same time, the first to finish wins. What a killed process
-    leaves is not removed, because it cannot be told from the folder of a process that is still writing.
-    """
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=folder.parent) as unfinished:
-        complete = Path(unfinished, folder.name)
-        write(complete)
-        try:
-            complete.rename(folder)
-        except OSError:
-            if not folder.exists():  # Otherwise another process was faster.
-                raise
-
-
-def new_temporary(folder: Path) -> Path:
-    """Make an empty folder beside `folder`, to be filled and then moved to that name."""
+def begin_folder(folder: Path) -> Path:
+    """Make an empty folder beside `folder`, to be filled and then completed."""
     remove_leftovers(folder.parent)
     # Only the last part of the path is made: if the run folder is deleted during the run, it stays deleted.
     folder.parent.mkdir(exist_ok=True)
@@ -49,15 +34,45 @@ def new_temporary(folder: Path) -> Path:
     return temporary
 
 
-def seal(temporary: Path, folder: Path) -> None:
-    """Write the manifest of a temporary folder, and move it to `folder`."""
-    sizes = _sizes_in(temporary)
-    (temporary / MANIFEST).write_text(json.dumps(sizes, indent=1), "utf-8")
-    sync_and_move(temporary, folder)
+def complete_folder(folder: Path) -> None:
+    """Sync the temporary folder to the disk, and rename it to `folder`, which may exist."""
+    temporary = folder.with_name(TEMPORARY)
+    for path in sorted(temporary.rglob("*")):
+        _sync(path)
+    _sync(temporary)
+    if folder.exists():
+        os.replace(folder, folder.with_name(f".{folder.name}{REPLACED}"))
+    os.replace(temporary, folder)
+    _sync(folder.parent)
+    remove_leftovers(folder.parent)
+
+
+def remove_leftovers(parent: Path) -> None:
+    """Remove incomplete folders in `parent`; if a new folder never came, move the older folder back."""
+    for replaced in parent.glob(f".*{REPLACED}"):
+        folder = parent / replaced.name.removeprefix(".").removesuffix(REPLACED)
+        if folder.exists():
+            shutil.rmtree(replaced, ignore_errors=True)
+        else:
+            os.replace(replaced, folder)
+    shutil.rmtree(parent / TEMPORARY, ignore_errors=True)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_manifest(folder: Path) -> None:
+    """List the files of a folder in its manifest, with their sizes."""
+    (folder / MANIFEST).write_text(json.dumps(_sizes_in(folder), indent=1), "utf-8")
 
 
 def find_damage(folder: Path) -> str:
-    """Say what is wrong with a sealed folder; "" if it has exactly the files and sizes of its manifest.
+    """Say what is wrong with a folder; "" if it has exactly the files and sizes of its manifest.
 
     This notices files that are cut short, missing or added. It does not notice changed bytes.
     """
@@ -76,55 +91,21 @@ def find_damage(folder: Path) -> str:
 
 def _sizes_in(folder: Path) -> dict[str, int]:
     """The size in bytes of each file of a folder, by name, without the manifest."""
-    sizes = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
-    sizes.pop(MANIFEST, None)
-    return sizes
+    return {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.name != MANIFEST}
 
 
-def sync_and_move(temporary: Path, folder: Path) -> None:
-    """Sync a folder to the disk, and rename it to `folder`, which may exist."""
-    for path in sorted(temporary.rglob("*")):
-        _sync(path)
-    _sync(temporary)
-    if folder.exists():
-        os.replace(folder, moved_aside(folder))
-    os.replace(temporary, folder)
-    remove_leftovers(folder.parent)
-    _sync(folder.parent)
+def build_folder(folder: Path, write: Callable[[Path], object]) -> None:
+    """Let `write` make a folder under a temporary name beside `folder`, and rename it when it is complete.
 
-
-def moved_aside(folder: Path) -> Path:
-    """Where a folder stands until the folder that replaces it has its name."""
-    return folder.with_name(f".{folder.name}{REPLACED}")
-
-
-def leftovers_of(folder: Path) -> set[str]:
-    """The names beside a folder that a killed writer may leave."""
-    return {TEMPORARY, moved_aside(folder).name}
-
-
-def remove_leftovers(parent: Path) -> None:
-    """Remove incomplete folders in `parent`; if a new folder never came, move the older folder back."""
-    for replaced in parent.glob(f".*{REPLACED}"):
-        folder = parent / replaced.name.removeprefix(".").removesuffix(REPLACED)
-        if folder.exists():
-            _remove(replaced)
-        else:
-            os.replace(replaced, folder)
-    _remove(parent / TEMPORARY)
-
-
-def _remove(path: Path) -> None:
-    """Remove a folder. A copied run folder may have a file or a link of this name: then remove that."""
-    if path.is_symlink() or path.is_file():
-        path.unlink()
-    else:
-        shutil.rmtree(path, ignore_errors=True)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    If several processes build the folder at the same time, the first to finish wins. What a killed process
+    leaves is not removed, because it cannot be told from the folder of a process that is still writing.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=folder.parent) as unfinished:
+        complete = Path(unfinished, folder.name)
+        write(complete)
+        try:
+            complete.rename(folder)
+        except OSError:
+            if not folder.exists():  # Otherwise another process was faster.
+                raise

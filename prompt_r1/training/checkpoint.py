@@ -28,7 +28,7 @@ from torch.optim import Optimizer
 from prompt_r1.errors import Resumable, UsageError, first_line
 from prompt_r1.model.distributed import Ranks
 from prompt_r1.model.policy import Policy
-from prompt_r1.programs.sealed_folders import new_temporary, remove_leftovers, seal
+from prompt_r1.programs.sealed_folders import begin_folder, complete_folder, remove_leftovers, write_manifest
 from prompt_r1.settings.agent import AgentConfig
 from prompt_r1.settings.fields import write_yaml
 from prompt_r1.training.best import Candidate
@@ -70,7 +70,7 @@ def save_checkpoint(
     folder = checkpoint_of(run, state.trained_step)
     tensors = tensors_of(policy, optimizer)
     with resumable_writes(folder, ranks):
-        temporary = ranks.on_first_rank(lambda: new_temporary(folder))
+        temporary = ranks.on_first_rank(lambda: begin_folder(folder))
         writer = HuggingFaceStorageWriter(
             str(temporary), fqn_to_index_mapping=_file_numbers(tensors, ranks), save_distributed=True
         )
@@ -80,7 +80,8 @@ def save_checkpoint(
         def finish() -> None:
             (temporary / "state.json").write_text(json.dumps(asdict(state)), "utf-8")
             write_yaml(config, temporary / "config.yaml")
-            seal(temporary, folder)  # Writes the manifest, and moves the folder into its place.
+            write_manifest(temporary)
+            complete_folder(folder)
             _remove_old(run, best=state.best)
 
         ranks.on_first_rank(finish)

@@ -19,7 +19,7 @@ from prompt_r1.model.loading import model_folder
 from prompt_r1.model.lora import LoRA, adapters_removed
 from prompt_r1.model.policy import Policy
 from prompt_r1.pair.named_agent import SETTINGS_FILE, STEP_FILE
-from prompt_r1.programs.sealed_folders import new_temporary, sync_and_move
+from prompt_r1.programs.sealed_folders import begin_folder, complete_folder
 from prompt_r1.settings.agent import AgentConfig
 from prompt_r1.settings.fields import write_yaml
 from prompt_r1.training.checkpoint import resumable_writes
@@ -70,7 +70,7 @@ def export_agent(
                     weights[f"{name}.weight"] = layer.merged_weight().cpu()
                 home = model_folder(base)
                 dtype = _exported_dtype(policy, home)
-                temporary = new_temporary(folder)
+                temporary = begin_folder(folder)
                 _write_weights(policy, weights, dtype, temporary)
                 _copy_files_of_base(home, temporary)
                 _set_dtype(temporary / "config.json", dtype)
@@ -83,7 +83,7 @@ def export_agent(
                 write_yaml(config, temporary / SETTINGS_FILE)
                 if adapted:
                     save_adapters(adapted, temporary / "adapter", base=base)
-                sync_and_move(temporary, folder)
+                complete_folder(folder)
 
         ranks.on_first_rank(write)
 

@@ -75,7 +75,6 @@ class Record:
             self.save_and_export()
         for alarm in self.alarms.read(metrics):
             log.say(f"Alarm at step {step}: {alarm} (docs/running.md says what to do)")
-        # The step is saved before the run stops, so the resumed run does not repeat it.
         self.stop_if_asked()
 
     def save_and_export(self) -> None:

@@ -26,7 +26,6 @@ from prompt_r1.pair.agent import load_agent
 from prompt_r1.pair.named_agent import resolve_agent
 from prompt_r1.programs.files import make_folder
 from prompt_r1.programs.progress import progress_bar
-from prompt_r1.programs.sealed_folders import leftovers_of
 from prompt_r1.protocol import Codec
 from prompt_r1.settings.agent import AgentConfig
 from prompt_r1.training.export import export_agent
@@ -79,8 +78,9 @@ def fine_tune_agent(
 
 def _is_fine_tuning(folder: Path) -> bool:
     """Whether a fine-tuning, perhaps a killed one, wrote all files in a folder."""
-    written = {"metrics.jsonl", "agent"} | leftovers_of(folder / "agent")
-    return {path.name for path in folder.iterdir()} <= written
+    names = {path.name for path in folder.iterdir()}
+    # A kill leaves folders that end with .tmp (programs/sealed_folders.py).
+    return all(name in ("metrics.jsonl", "agent") or name.endswith(".tmp") for name in names)
 
 
 def within_cutoff(examples: Sequence[Trajectory], cutoff: int, codec: Codec) -> list[Trajectory]:

@@ -16,38 +16,26 @@ import pytest
 from prompt_r1.programs import sealed_folders
 from prompt_r1.programs.files import append_line, lock, replace_file
 from prompt_r1.programs.reading import json_object
-from prompt_r1.programs.sealed_folders import build_folder, find_damage, new_temporary, remove_leftovers, seal
+from prompt_r1.programs.sealed_folders import (
+    begin_folder,
+    build_folder,
+    complete_folder,
+    find_damage,
+    remove_leftovers,
+    write_manifest,
+)
 from tests.support.paths import ROOT
 
-MOVED_AGENT = sealed_folders.moved_aside(Path("agent")).name
+MOVED_AGENT = f".agent{sealed_folders.REPLACED}"
 
 
 def write_folder(folder: Path, text: str) -> None:
-    """Write a sealed folder of two files."""
-    temporary = new_temporary(folder)
+    """Write a folder of two files and their manifest."""
+    temporary = begin_folder(folder)
     (temporary / "a.txt").write_text(text)
     (temporary / "b.txt").write_text(text)
-    seal(temporary, folder)
-
-
-def test_a_link_in_the_place_of_the_temporary_folder_is_removed_and_not_followed(tmp_path):
-    """In a run folder from elsewhere, no checkpoint could be written any more."""
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "notes.txt").touch()
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / sealed_folders.TEMPORARY).symlink_to(tmp_path / "mine")
-    write_folder(tmp_path / "run" / "agent", "new")
-    assert [path.name for path in (tmp_path / "run").iterdir()] == ["agent"]
-    assert (tmp_path / "mine" / "notes.txt").exists()
-
-
-@pytest.mark.parametrize("name", [sealed_folders.TEMPORARY, MOVED_AGENT])
-def test_a_file_in_the_place_of_a_folder_of_ours_is_removed(name, tmp_path):
-    write_folder(tmp_path / "agent", "old")
-    (tmp_path / name).touch()
-    write_folder(tmp_path / "agent", "new")
-    assert [path.name for path in tmp_path.iterdir()] == ["agent"]
-    assert (tmp_path / "agent" / "a.txt").read_text() == "new"
+    write_manifest(temporary)
+    complete_folder(folder)
 
 
 def test_a_folder_of_a_cache_that_cannot_be_renamed_is_an_error_unless_another_process_made_it(tmp_path):
@@ -73,7 +61,7 @@ def test_an_interrupted_build_leaves_nothing_in_the_cache(tmp_path):
     assert (tmp_path / "cache" / "agent").stat().st_mode & 0o777 == 0o755
 
 
-def test_a_sealed_folder_lists_its_files_and_their_sizes(tmp_path):
+def test_a_manifest_lists_the_files_and_their_sizes(tmp_path):
     write_folder(tmp_path / "agent", "four")
     listed = json.loads((tmp_path / "agent" / sealed_folders.MANIFEST).read_text())
     assert listed == {"a.txt": 4, "b.txt": 4} and find_damage(tmp_path / "agent") == ""

@@ -78,7 +78,7 @@ def run_rank(rank: int, request: dict, port: int, pipe: int) -> None:
         (torch.optim.AdamW, "step", "step"),
         (record_file, "export_agent", "export"),
         (record_file, "save_checkpoint", "save"),
-        (checkpoint, "seal", "seal"),
+        (checkpoint, "complete_folder", "seal"),
     ]:
         setattr(home, attribute, recorded(phase)(getattr(home, attribute)))
     sys.argv = ["train.py", *request["arguments"]]

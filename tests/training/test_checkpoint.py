@@ -33,6 +33,7 @@ from tests.support.games import CPU, ONE_RANK
 
 CONFIG = TrainConfig(agent="tiny", data=("own.jsonl",), lr=1e-2)
 BEST = Candidate(step=1, em=0.5, reward=0.25)
+MOVED = f".step-000001{sealed_folders.REPLACED}"  # where the checkpoint is before it is replaced
 
 
 class TinyRun:
@@ -211,11 +212,11 @@ def test_a_kill_while_a_checkpoint_or_agent_is_written_or_replaced_loses_no_olde
     """Kills between write and rename, and between the two renames of a folder that is replaced."""
     folder = saved.folder / "checkpoints"
     (folder / "step-000002").rename(folder / sealed_folders.TEMPORARY)
-    shutil.copytree(folder / "step-000001", sealed_folders.moved_aside(folder / "step-000001"))
+    shutil.copytree(folder / "step-000001", folder / MOVED)
     with locked(saved.folder):
         assert saved.newest().name == "step-000001"
-    (folder / "step-000001").rename(sealed_folders.moved_aside(folder / "step-000001"))
-    sealed_folders.moved_aside(saved.folder / "agent").mkdir()
+    (folder / "step-000001").rename(folder / MOVED)
+    (saved.folder / f".agent{sealed_folders.REPLACED}").mkdir()
     with locked(saved.folder):
         assert saved.newest().name == "step-000001"
     assert [path.name for path in folder.iterdir()] == ["step-000001"]
@@ -266,7 +267,7 @@ def test_a_full_disk_keeps_the_older_checkpoint_and_the_next_save_tries_again(sa
 def test_only_the_first_rank_removes_what_a_failed_save_has_written(rank, tmp_path):
     """When another rank removes it, the first one may already be writing the next checkpoint there."""
     folder = tmp_path / "checkpoints" / "step-000001"
-    temporary = sealed_folders.new_temporary(folder)
+    temporary = sealed_folders.begin_folder(folder)
     ranks = Ranks(rank, 2, CPU)
     with pytest.raises(Resumable, match="full disk"), checkpoint.resumable_writes(folder, ranks):
         raise OSError(errno.ENOSPC, "full disk")

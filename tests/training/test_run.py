@@ -358,8 +358,7 @@ def test_a_checkpoint_of_an_older_version_is_refused_in_one_sentence(base, tmp_p
     state = json.loads((newest / "state.json").read_text())
     del state["format"]
     (newest / "state.json").write_text(json.dumps(state | {"sampler": {"epoch": 0, "position": 10}}))
-    (newest / sealed_folders.MANIFEST).unlink()
-    sealed_folders.seal(newest, newest.with_name("step-000005"))
+    sealed_folders.write_manifest(newest)
     with pytest.raises(UsageError, match=r"another version.*another --out$"):
         resume(tmp_path, base)
 

@@ -103,7 +103,7 @@ def test_a_run_folder_that_is_deleted_during_the_run_is_named_and_not_made_again
         with pytest.raises(FileNotFoundError):
             write()
     with pytest.raises(FileNotFoundError):
-        sealed_folders.new_temporary(folder / "checkpoints/step-000001")
+        sealed_folders.begin_folder(folder / "checkpoints/step-000001")
     assert not folder.exists()
 
 
