@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from prompt_r1.errors import UsageError
 from prompt_r1.programs.command_line import discard_stdout
-from prompt_r1.programs.reading import is_finite_number, json_object
+from prompt_r1.programs.reading import json_object
 from prompt_r1.programs.text import printable
 from prompt_r1.types import ScoredGame
 
@@ -196,17 +196,10 @@ def _six_digits(value: float) -> float:
 
 
 def read_metrics(folder: Path) -> list[dict[str, float]]:
-    """Read the lines of a run's metrics.jsonl; [] if there is none. NaN and infinity are among the values.
-
-    Damaged lines may have no step, or values that are no numbers. Both are left out.
-    """
+    """Read the lines of a run's metrics.jsonl; [] if there is none. NaN and infinity are among the values."""
     path = folder / "metrics.jsonl"
     lines = read_json_lines(path) if path.exists() else []
-    return [
-        {name: value for name, value in line.items() if isinstance(value, float) or is_finite_number(value)}
-        for line in lines
-        if is_finite_number(line.get("step"))
-    ]
+    return [line for line in lines if "step" in line]
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:

@@ -40,7 +40,7 @@ class GameMetrics:
     latencies: list[float]  # seconds of each call with a reply
     usd: float
     score: Score | None  # None: the environment broke the game.
-    is_compared: bool  # with the other games of its group
+    is_compared: bool  # whether it has an advantage, because its group was compared
     has_advantage: bool  # whether any of its tokens has an advantage other than 0
 
 
