@@ -65,27 +65,40 @@ def export_agent(
         weights = get_model_state_dict(policy.model, options=options)  # empty on all ranks but the first
 
         def write() -> None:
+            for name, layer in adapted.items():
+                weights[f"{name}.weight"] = layer.merged_weight().cpu()
             with resumable_writes(folder, ranks):
-                for name, layer in adapted.items():
-                    weights[f"{name}.weight"] = layer.merged_weight().cpu()
-                home = model_folder(base)
-                dtype = _exported_dtype(policy, home)
                 temporary = begin_folder(folder)
-                _write_weights(policy, weights, dtype, temporary)
-                _copy_files_of_base(home, temporary)
-                _set_dtype(temporary / "config.json", dtype)
-                saved_metrics = dict(metrics)
-                if dtype != torch.float32:
-                    share = share_rounded_away(weights, home, dtype)
-                    _warn_if_rounded_away(share, dtype)
-                    saved_metrics[ROUNDED_AWAY] = share
-                (temporary / STEP_FILE).write_text(json.dumps(saved_metrics, indent=1), "utf-8")
+                rounding = _write_model(policy, weights, model_folder(base), temporary)
+                (temporary / STEP_FILE).write_text(json.dumps(metrics | rounding, indent=1), "utf-8")
                 write_yaml(config, temporary / SETTINGS_FILE)
                 if adapted:
                     save_adapters(adapted, temporary / "adapter", base=base)
                 complete_folder(folder)
 
         ranks.on_first_rank(write)
+
+
+def _write_model(policy: Policy, weights: Mapping[str, Any], home: Path, folder: Path) -> dict[str, float]:
+    """Write weights, configuration and tokenizer. `home` is the folder of the base model.
+
+    Returns the metric of what the rounding to 16 bits has lost, and warns if it is much; {} in float32.
+    """
+    dtype = _exported_dtype(policy, home)
+    _write_weights(policy, weights, dtype, folder)
+    _copy_files_of_base(home, folder)
+    _set_dtype(folder / "config.json", dtype)
+    if dtype == torch.float32:
+        return {}
+    share = share_rounded_away(weights, home, dtype)
+    if share > MAX_ROUNDED_AWAY:
+        logger.warning(
+            "%.0f %% of the weights that training has changed have their old value in the export: "
+            "%s has too few digits for such small changes; give --dtype float32, or a larger --lr",
+            100 * share,
+            _name_of(dtype),
+        )
+    return {ROUNDED_AWAY: share}
 
 
 def _write_weights(policy: Policy, weights: Mapping[str, Any], dtype: torch.dtype, folder: Path) -> None:
@@ -146,16 +159,6 @@ def share_rounded_away(weights: Mapping[str, Any], home: Path, dtype: torch.dtyp
                 changed += int(is_changed.sum())
                 rounded_away += int(is_rounded_away.sum())
     return rounded_away / changed if changed else 0.0
-
-
-def _warn_if_rounded_away(share: float, dtype: torch.dtype) -> None:
-    if share > MAX_ROUNDED_AWAY:
-        logger.warning(
-            "%.0f %% of the weights that training has changed have their old value in the export: "
-            "%s has too few digits for such small changes; give --dtype float32, or a larger --lr",
-            100 * share,
-            _name_of(dtype),
-        )
 
 
 def save_adapters(adapted: Mapping[str, LoRA], folder: Path, *, base: str) -> None:
