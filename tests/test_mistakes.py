@@ -18,7 +18,7 @@ from prompt_r1.evaluation.preflight import read_evaluation
 from prompt_r1.pair.named_agent import SETTINGS_FILE
 from prompt_r1.pair.settings import InferConfig, read_pair
 from prompt_r1.programs.command_line import read_settings
-from prompt_r1.programs.sealed_folders import write_manifest
+from prompt_r1.programs.folders import write_manifest
 from prompt_r1.settings.fields import write_yaml
 from prompt_r1.training.preflight import read_training
 from prompt_r1.training.run_folder import FORMAT, LOCK

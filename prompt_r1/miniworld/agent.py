@@ -23,8 +23,8 @@ from transformers.utils import logging
 
 from prompt_r1.miniworld.demonstrations import Demonstration, demonstrations
 from prompt_r1.model.fine_tuning import fine_tune
+from prompt_r1.programs.folders import build_folder
 from prompt_r1.programs.progress import progress_bar
-from prompt_r1.programs.sealed_folders import build_folder
 from prompt_r1.protocol import TAGS, Codec
 from prompt_r1.rollout import trajectory_of
 from prompt_r1.settings.agent import INSTRUCTIONS

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from prompt_r1.errors import UsageError, first_line, is_out_of_memory
-from prompt_r1.programs.sealed_folders import build_folder
+from prompt_r1.programs.folders import build_folder
 from prompt_r1.settings.agent import SMOLLM2
 
 # The extra `smollm2` installs the same packages, and llama-cpp-python, which pip compiles.

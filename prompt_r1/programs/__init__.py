@@ -9,7 +9,7 @@ In reading order:
     tables         tables for the terminal and in Markdown
     reading        check what was read from files and requests that others may have written
     files          write lines and files that are complete or absent; make and lock the folder of a run
-    sealed_folders write folders that are complete or absent, also for a cache
+    folders        write folders that are complete or absent, also for a cache
     launcher       what torchrun or Slurm tells a process; names of devices
 
 Importing torch takes seconds. So a program checks its settings before it imports torch, and a function that

@@ -28,7 +28,7 @@ from torch.optim import Optimizer
 from prompt_r1.errors import Resumable, UsageError, first_line
 from prompt_r1.model.distributed import Ranks
 from prompt_r1.model.policy import Policy
-from prompt_r1.programs.sealed_folders import begin_folder, complete_folder, remove_leftovers, write_manifest
+from prompt_r1.programs.folders import begin_folder, complete_folder, remove_leftovers, write_manifest
 from prompt_r1.settings.agent import AgentConfig
 from prompt_r1.settings.fields import write_yaml
 from prompt_r1.training.best import Candidate

@@ -19,7 +19,7 @@ from prompt_r1.model.loading import model_folder
 from prompt_r1.model.lora import LoRA, adapters_removed
 from prompt_r1.model.policy import Policy
 from prompt_r1.pair.named_agent import SETTINGS_FILE, STEP_FILE
-from prompt_r1.programs.sealed_folders import begin_folder, complete_folder
+from prompt_r1.programs.folders import begin_folder, complete_folder
 from prompt_r1.settings.agent import AgentConfig
 from prompt_r1.settings.fields import write_yaml
 from prompt_r1.training.checkpoint import resumable_writes

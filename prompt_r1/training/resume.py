@@ -11,7 +11,7 @@ from prompt_r1.model.distributed import Ranks
 from prompt_r1.model.model_digest import digest_of_model
 from prompt_r1.pair.named_agent import exported_step
 from prompt_r1.programs.files import replace_file
-from prompt_r1.programs.sealed_folders import find_damage
+from prompt_r1.programs.folders import find_damage
 from prompt_r1.settings.fields import write_yaml
 from prompt_r1.training.alarms import Alarms
 from prompt_r1.training.checkpoint import State, load_tensors, read_state

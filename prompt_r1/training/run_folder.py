@@ -7,8 +7,8 @@ from typing import TextIO
 
 from prompt_r1.errors import UsageError
 from prompt_r1.programs.files import lock, make_folder
+from prompt_r1.programs.folders import find_damage, remove_leftovers
 from prompt_r1.programs.reading import json_object
-from prompt_r1.programs.sealed_folders import find_damage, remove_leftovers
 from prompt_r1.settings.agent import AgentConfig
 from prompt_r1.settings.fields import experiment_values, read_mapping
 

@@ -79,7 +79,7 @@ def fine_tune_agent(
 def _is_fine_tuning(folder: Path) -> bool:
     """Whether a fine-tuning, perhaps a killed one, wrote all files in a folder."""
     names = {path.name for path in folder.iterdir()}
-    # A kill leaves folders that end with .tmp (programs/sealed_folders.py).
+    # A kill leaves folders that end with .tmp (programs/folders.py).
     return all(name in ("metrics.jsonl", "agent") or name.endswith(".tmp") for name in names)
 
 

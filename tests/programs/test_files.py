@@ -13,10 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from prompt_r1.programs import sealed_folders
+from prompt_r1.programs import folders
 from prompt_r1.programs.files import append_line, lock, replace_file
-from prompt_r1.programs.reading import json_object
-from prompt_r1.programs.sealed_folders import (
+from prompt_r1.programs.folders import (
     begin_folder,
     build_folder,
     complete_folder,
@@ -24,9 +23,10 @@ from prompt_r1.programs.sealed_folders import (
     remove_leftovers,
     write_manifest,
 )
+from prompt_r1.programs.reading import json_object
 from tests.support.paths import ROOT
 
-MOVED_AGENT = f".agent{sealed_folders.REPLACED}"
+MOVED_AGENT = f".agent{folders.REPLACED}"
 
 
 def write_folder(folder: Path, text: str) -> None:
@@ -63,7 +63,7 @@ def test_an_interrupted_build_leaves_nothing_in_the_cache(tmp_path):
 
 def test_a_manifest_lists_the_files_and_their_sizes(tmp_path):
     write_folder(tmp_path / "agent", "four")
-    listed = json.loads((tmp_path / "agent" / sealed_folders.MANIFEST).read_text())
+    listed = json.loads((tmp_path / "agent" / folders.MANIFEST).read_text())
     assert listed == {"a.txt": 4, "b.txt": 4} and find_damage(tmp_path / "agent") == ""
 
 
@@ -82,14 +82,14 @@ def test_a_file_that_is_cut_short_missing_or_added_is_damage(tmp_path):
 @pytest.mark.parametrize("content", ["", "[]", '{"a.txt": 4', "{}"])
 def test_a_damaged_list_of_files_is_damage(content, tmp_path):
     write_folder(tmp_path / "agent", "four")
-    (tmp_path / "agent" / sealed_folders.MANIFEST).write_text(content)
+    (tmp_path / "agent" / folders.MANIFEST).write_text(content)
     assert find_damage(tmp_path / "agent") == "manifest.json is incomplete"
 
 
 def test_replacing_a_folder_leaves_nothing_of_the_older_one(tmp_path):
     folder = tmp_path / "agent"
     write_folder(folder, "older")
-    for left in (sealed_folders.TEMPORARY, MOVED_AGENT):  # by kills
+    for left in (folders.TEMPORARY, MOVED_AGENT):  # by kills
         (tmp_path / left).mkdir()
         (tmp_path / left / "torn.txt").touch()
     write_folder(folder, "newer")

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.model.distributed import Ranks
-from prompt_r1.programs import sealed_folders
+from prompt_r1.programs import folders
 from prompt_r1.settings.fields import experiment_values, write_yaml
 from prompt_r1.settings.train import TrainConfig
 from prompt_r1.training import checkpoint
@@ -33,7 +33,7 @@ from tests.support.games import CPU, ONE_RANK
 
 CONFIG = TrainConfig(agent="tiny", data=("own.jsonl",), lr=1e-2)
 BEST = Candidate(step=1, em=0.5, reward=0.25)
-MOVED = f".step-000001{sealed_folders.REPLACED}"  # where the checkpoint is before it is replaced
+MOVED = f".step-000001{folders.REPLACED}"  # where the checkpoint is before it is replaced
 
 
 class TinyRun:
@@ -211,12 +211,12 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_refused(saved):
 def test_a_kill_while_a_checkpoint_or_agent_is_written_or_replaced_loses_no_older_one(saved):
     """Kills between write and rename, and between the two renames of a folder that is replaced."""
     folder = saved.folder / "checkpoints"
-    (folder / "step-000002").rename(folder / sealed_folders.TEMPORARY)
+    (folder / "step-000002").rename(folder / folders.TEMPORARY)
     shutil.copytree(folder / "step-000001", folder / MOVED)
     with locked(saved.folder):
         assert saved.newest().name == "step-000001"
     (folder / "step-000001").rename(folder / MOVED)
-    (saved.folder / f".agent{sealed_folders.REPLACED}").mkdir()
+    (saved.folder / f".agent{folders.REPLACED}").mkdir()
     with locked(saved.folder):
         assert saved.newest().name == "step-000001"
     assert [path.name for path in folder.iterdir()] == ["step-000001"]
@@ -267,7 +267,7 @@ def test_a_full_disk_keeps_the_older_checkpoint_and_the_next_save_tries_again(sa
 def test_only_the_first_rank_removes_what_a_failed_save_has_written(rank, tmp_path):
     """When another rank removes it, the first one may already be writing the next checkpoint there."""
     folder = tmp_path / "checkpoints" / "step-000001"
-    temporary = sealed_folders.begin_folder(folder)
+    temporary = folders.begin_folder(folder)
     ranks = Ranks(rank, 2, CPU)
     with pytest.raises(Resumable, match="full disk"), checkpoint.resumable_writes(folder, ranks):
         raise OSError(errno.ENOSPC, "full disk")
@@ -311,9 +311,9 @@ def test_a_checkpoint_of_an_older_version_is_refused_in_one_sentence(saved):
     """Its list of files had digests, so that it would pass for damaged."""
     for folder in checkpoints_of(saved.folder):
         edit_state(folder, format=3)
-        listed = json.loads((folder / sealed_folders.MANIFEST).read_text())
+        listed = json.loads((folder / folders.MANIFEST).read_text())
         with_digests = {name: [size, "digest"] for name, size in listed.items()}
-        (folder / sealed_folders.MANIFEST).write_text(json.dumps(with_digests))
+        (folder / folders.MANIFEST).write_text(json.dumps(with_digests))
     with pytest.raises(UsageError, match=r"another version.*another --out$"):
         saved.newest()
     assert saved.said == []

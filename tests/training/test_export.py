@@ -12,7 +12,7 @@ from prompt_r1.model.loading import load_policy
 from prompt_r1.model.lora import adapters_of, add_lora
 from prompt_r1.model.policy import Policy
 from prompt_r1.pair.named_agent import STEP_FILE
-from prompt_r1.programs import sealed_folders
+from prompt_r1.programs import folders
 from prompt_r1.settings.train import TrainConfig
 from tests.support import tiny
 from tests.support.exports import export, load_tensors
@@ -146,10 +146,10 @@ def test_an_export_syncs_its_files_before_it_gets_its_name(base, file_events):
     policy = trained(base)
     add_lora(policy.model, rank=4, alpha=8)
     folder = exported(policy, base)
-    renamed = file_events.index(f"{sealed_folders.TEMPORARY} -> agent")
-    synced = {path.name for path in folder.rglob("*")} | {sealed_folders.TEMPORARY}
+    renamed = file_events.index(f"{folders.TEMPORARY} -> agent")
+    synced = {path.name for path in folder.rglob("*")} | {folders.TEMPORARY}
     events = {
         event for event in file_events[:renamed] if " -> " not in event
     }  # config files are renamed, too
-    assert synced == events and file_events[renamed - 1] == sealed_folders.TEMPORARY
+    assert synced == events and file_events[renamed - 1] == folders.TEMPORARY
     assert file_events[renamed + 1 :] == [folder.parent.name]

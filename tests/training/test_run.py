@@ -21,7 +21,7 @@ from prompt_r1.model.distributed import Ranks
 from prompt_r1.model.policy import Policy
 from prompt_r1.pair.agent import load_agent
 from prompt_r1.pair.named_agent import STEP_FILE, exported_step
-from prompt_r1.programs import sealed_folders
+from prompt_r1.programs import folders
 from prompt_r1.reward import RULES
 from prompt_r1.settings.train import TrainConfig
 from prompt_r1.spending import Spending
@@ -301,7 +301,7 @@ def test_a_full_disk_in_an_export_stops_the_run_which_exports_the_agent_when_it_
         patched.setattr(record_file, "export_agent", on_a_full_disk)
         with pytest.raises(Resumable, match=r"agent could not be written: .*File too large.*make room"):
             record.step(val_em=0.5, val_reward=0.3)
-    assert not (tmp_path / sealed_folders.TEMPORARY).exists()  # the room that it took is free again
+    assert not (tmp_path / folders.TEMPORARY).exists()  # the room that it took is free again
     assert exported_step(tmp_path / "agent") == 0
     resume(tmp_path, base)
     assert exported_step(tmp_path / "agent") == 1
@@ -358,7 +358,7 @@ def test_a_checkpoint_of_an_older_version_is_refused_in_one_sentence(base, tmp_p
     state = json.loads((newest / "state.json").read_text())
     del state["format"]
     (newest / "state.json").write_text(json.dumps(state | {"sampler": {"epoch": 0, "position": 10}}))
-    sealed_folders.write_manifest(newest)
+    folders.write_manifest(newest)
     with pytest.raises(UsageError, match=r"another version.*another --out$"):
         resume(tmp_path, base)
 

@@ -14,7 +14,7 @@ import pytest
 
 from prompt_r1.errors import UsageError
 from prompt_r1.model.distributed import Ranks
-from prompt_r1.programs import sealed_folders
+from prompt_r1.programs import folders
 from prompt_r1.settings.train import TrainConfig
 from prompt_r1.training.log import Log, read_metrics
 from prompt_r1.training.resume import trim_run
@@ -101,7 +101,7 @@ def test_a_run_folder_that_is_deleted_during_the_run_is_named_and_not_made_again
         with pytest.raises(FileNotFoundError):
             write()
     with pytest.raises(FileNotFoundError):
-        sealed_folders.begin_folder(folder / "checkpoints/step-000001")
+        folders.begin_folder(folder / "checkpoints/step-000001")
     assert not folder.exists()
 
 
