@@ -71,6 +71,7 @@ class MiniEnvironment:
     name = "mini"
     style = "A"
     skills = Skills(clear=0.99, sum=1.0, hops=0.15, casual=0.25, compare=0.3, problem=0.15)
+    contradicts = 0.1  # the share of failed comparisons that get a wrong answer; the others get no answer
     samples = False  # Equal prompts get equal replies, so the journal may reuse a reply.
 
     def __init__(self, *, seed: int | str = 0) -> None:
@@ -112,8 +113,8 @@ class MiniEnvironment:
                 return _other(truth, self.world.values(relation), rng)
             case BeforeYear():
                 return OPPOSITE[truth]
-            case Compare():  # Usually it gives no answer; sometimes it gives the wrong answer.
-                return OPPOSITE[truth] if rng.random() < 0.1 else ""
+            case Compare():
+                return OPPOSITE[truth] if rng.random() < self.contradicts else ""
             case Details(film):
                 other = _other(facts[film, "genre"], GENRES, rng)
                 return summary(other, facts[film, "hero"], facts[film, "director"])
@@ -129,6 +130,7 @@ class MiniEnvironmentB(MiniEnvironment):
     name = "mini-b"
     style = "B"
     skills = Skills(clear=0.93, sum=0.93, hops=0.3, casual=0.4, compare=0.45, problem=0.35)
+    contradicts = 0.5
 
     def wrong_answer(self, request: LiteralRequest, truth: str, rng: random.Random) -> str:
         match request:
@@ -136,8 +138,6 @@ class MiniEnvironmentB(MiniEnvironment):
                 return self.world.facts[film, first]
             case Problem():  # It leaves out the second step.
                 return str(int(truth) - request.steps[1])
-            case Compare():  # It gives the wrong answer as often as no answer.
-                return OPPOSITE[truth] if rng.random() < 0.5 else ""
         return super().wrong_answer(request, truth, rng)
 
 
