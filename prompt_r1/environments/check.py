@@ -24,7 +24,8 @@ async def check_servers(environment: Environment) -> None:
             try:
                 await _check(environment, client)
             finally:
-                await client.source.close()  # Games may be played in another event loop.
+                # A server may close an idle connection while the model is loaded.
+                await client.source.close()
             client.counts.clear()  # The metrics count the calls of games.
 
 

@@ -10,7 +10,7 @@ In reading order:
     environment     the environment, rules in place of a large language model, which often err
     wordings        the sentences of its replies
     demonstrations  imperfect games, from which the agent learns the format
-    agent           the agent, a Qwen3 of half a million parameters, and its warm start
+    agent           the agent, a Qwen3 of half a million parameters, which learned from them alone
     agents/         the trained weights of the agent of seed 0, before GRPO
 
 The figures in the documents depend on the order in which each generator (`rng`) is drawn from: a draw more, a

@@ -34,7 +34,10 @@ class NamedAgent:
     trained: bool = False  # whether `config` was read from its folder, because it was trained here
 
     def before_training(self) -> "NamedAgent":
-        """The model from which the training started. It plays by the settings of the training."""
+        """The model from which the training started. It plays by the settings of the training.
+
+        Raises UsageError if it is no longer there.
+        """
         return replace(self, path=_find(self.start), trained=False)
 
     def make(self, seed: int) -> str | Path:

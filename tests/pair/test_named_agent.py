@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,13 @@ def test_a_hub_id_is_no_typo_of_a_run_with_a_similar_name(tmp_path, monkeypatch,
     monkeypatch.chdir(tmp_path)
     save_run(Path("runs", Path(name).name), seed=0, step=1, saved=1)
     assert resolve_agent(name).path == name
+
+
+def test_a_folder_that_is_called_mini_is_no_mini_agent(asking_agent, tmp_path, monkeypatch):
+    """A bug: `infer.py --agent ./mini` built the mini agent, and played it."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(asking_agent, "mini")
+    assert resolve_agent("./mini").make(seed=0) == Path("mini")
 
 
 def test_an_agent_that_was_trained_to_answer_alone_is_not_the_newest_that_asks(tmp_path, monkeypatch):
