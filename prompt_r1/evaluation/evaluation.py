@@ -40,9 +40,8 @@ class Evaluation:
     environments: Mapping[str, EvaluateConfig]  # each SPEC, and the settings by which it is asked
     # The questions are read last, when everything else has been checked.
     questions: Sequence[Question] = ()
-    data: Data = field(
-        default_factory=Data
-    )  # the questions that prepare methods, empty if no method needs them
+    # The questions that prepare methods. There are none if no method needs them.
+    data: Data = field(default_factory=Data)
 
     @property
     def folder(self) -> Path:

@@ -172,7 +172,7 @@ async def find_prompts(
         found = await algorithm.find_prompt(search, data)
         if found == SEED_PROMPT:
             logger.warning("%s found no better prompt than its seed in %d calls", search.name, search.calls)
-        (folder / f"{file_name(name)}.txt").write_text(found, "utf-8", "replace")
+        (folder / f"{file_name(name)}.txt").write_text(found, "utf-8")
         prompts[name] = found
     return prompts
 

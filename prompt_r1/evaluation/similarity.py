@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from transformers import AutoModel, AutoTokenizer
 
-from prompt_r1.chat_template import encodable
 from prompt_r1.errors import UsageError
 
 REPOSITORY = "sentence-transformers/all-MiniLM-L6-v2"
@@ -42,7 +41,7 @@ class SentenceEncoder:
         """(texts, D) unit vectors on the CPU."""
         parts = [torch.empty(0, self.model.config.hidden_size)]
         for start in range(0, len(texts), batch_size):
-            batch = [encodable(text) for text in texts[start : start + batch_size]]
+            batch = list(texts[start : start + batch_size])
             tokens = self.tokenizer(
                 batch, padding=True, truncation=True, max_length=MAX_TOKENS, return_tensors="pt"
             ).to(self.model.device)
