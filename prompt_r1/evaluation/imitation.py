@@ -10,8 +10,9 @@ Each fine-tuning begins with the start of the user's agent: the agent before its
 and later evaluations use the agent in the folder.
 """
 
+import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -105,27 +106,20 @@ async def fine_tune_on_own_games(
     """
     config = agent.config
     rng = random.Random(f"rft {settings.seed}")
-    calls_of_round = calls / ROUNDS
-    most_calls_of_question = GROUP_SIZE * max(1, config.game.max_turns - 1)
+    epochs = itertools.count(1)
     right: list[Trajectory] = []  # the games of all rounds that ended right
-    draw = 0  # how many times questions were drawn in all rounds
-    path = agent.make(agent.config.seed)
+    path = agent.make(config.seed)
     for number in range(1, ROUNDS + 1):
         use_threads(in_training=config.threads)
         player = load_agent(path, config, torch.device(settings.device))
-        calls_made = games_played = 0
-        while calls_made < calls_of_round and (right or games_played < GAMES_WITHOUT_RIGHT):
-            # So many questions fit into the round even if every game makes as many calls as it may.
-            fitting = max(1, int((calls_of_round - calls_made) // most_calls_of_question))
-            questions = rng.sample(train, min(fitting, QUESTIONS_AT_ONCE, len(train)))
-            seed_of_draw = f"rft {settings.seed}/{number}/{calls_made}"
-            draw += 1
-            # The draw is the epoch. A question that is drawn again gets new sampled replies.
-            games = await play_games(player, environment, questions, seed=seed_of_draw, epoch=draw)
+        seed = f"rft {settings.seed}/{number}"
+        draws_of_round = play_round(player, environment, train, rng, epochs, seed=seed, calls=calls / ROUNDS)
+        games_played = 0
+        async for games in draws_of_round:
             right.extend(game for game in games if ended_right(game, config.base_rule))
             games_played += len(games)
-            # A game without a call counts as one, so that the round of an agent that never asks ends, too.
-            calls_made += sum(max(1, game.spent.calls) for game in games)
+            if not right and games_played >= GAMES_WITHOUT_RIGHT:
+                break
         if not right:
             raise UsageError(
                 f"no game of {agent.start} ended right in {games_played}: there is nothing to imitate. If it "
@@ -134,6 +128,31 @@ async def fine_tune_on_own_games(
         del player  # Its KV cache is freed before the fine-tuning loads a model.
         out = folder if number == ROUNDS else folder.with_name(f"{folder.name}-round-{number}")
         path = fine_tune_agent(lambda codec: right, settings, config, out)
+
+
+async def play_round(
+    player: Agent,
+    environment: Environment,
+    train: Sequence[Question],
+    rng: random.Random,
+    epochs: Iterator[int],
+    *,
+    seed: str,
+    calls: float,
+) -> AsyncIterator[list[Trajectory]]:
+    """Draw questions and play them, until about `calls` calls are made. Yields the games of each draw."""
+    most_calls_of_question = GROUP_SIZE * max(1, player.game.max_turns - 1)
+    calls_made = 0
+    while calls_made < calls:
+        # So many questions fit into the round even if every game makes as many calls as it may.
+        fitting = max(1, int((calls - calls_made) // most_calls_of_question))
+        questions = rng.sample(train, min(fitting, QUESTIONS_AT_ONCE, len(train)))
+        # Each draw is an epoch of its own, so a question that is drawn again gets new sampled replies.
+        seed_of_draw = f"{seed}/{calls_made}"
+        games = await play_games(player, environment, questions, seed=seed_of_draw, epoch=next(epochs))
+        # A game without a call counts as one, so that the round of an agent that never asks ends, too.
+        calls_made += sum(max(1, game.spent.calls) for game in games)
+        yield games
 
 
 async def play_games(
