@@ -6,11 +6,13 @@ class EnvError(Exception):
 
 
 class UsageError(Exception):
-    """Wrong usage: one sentence that says what is wrong, where, and how to fix it (exit code 2).
+    """Wrong usage: one sentence that says what is wrong, where, and how to fix it.
 
     Every function that reads what a user gave may raise it. A docstring mentions it only where the reader
     could not guess which input is refused.
     """
+
+    exit_code = 2
 
 
 class FatalEnvError(UsageError):
@@ -26,7 +28,9 @@ class LimitReached(Exception):
 
 
 class Resumable(Exception):
-    """The run stopped early but can be resumed: one sentence that says why it stopped (exit code 75)."""
+    """The run stopped early but can be resumed: one sentence that says why it stopped."""
+
+    exit_code = 75
 
 
 class AgentUnusable(Resumable):
@@ -34,7 +38,9 @@ class AgentUnusable(Resumable):
 
 
 class NoAnswer(Exception):
-    """A game ended without an answer (exit code 3 of infer.py)."""
+    """A game of infer.py ended without an answer."""
+
+    exit_code = 3
 
 
 class SignalBeforeTraining(KeyboardInterrupt):
@@ -50,7 +56,9 @@ class SignalBeforeTraining(KeyboardInterrupt):
 
 
 class Interrupted(Resumable):
-    """The user stopped the run by Ctrl-C (exit code 130)."""
+    """The user stopped the run by Ctrl-C."""
+
+    exit_code = 130
 
 
 def first_line(error: BaseException) -> str:

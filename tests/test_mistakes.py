@@ -319,9 +319,3 @@ def test_a_rank_that_would_wait_in_vain_is_refused_at_once(folder, monkeypatch):
     monkeypatch.setenv("RANK", "5")
     with pytest.raises(UsageError, match=r"RANK is 5 of 2 ranks \(WORLD_SIZE\), .*from 0"):
         read_training([])
-
-
-def test_a_number_of_ranks_that_is_no_number_is_refused_at_once(folder, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "two")
-    with pytest.raises(UsageError, match="WORLD_SIZE is 'two', not a number"):
-        read_training([])

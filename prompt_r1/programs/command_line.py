@@ -10,11 +10,11 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from io import TextIOWrapper
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
 from prompt_r1.errors import (
-    Interrupted,
     NoAnswer,
     Resumable,
     SignalBeforeTraining,
@@ -23,12 +23,12 @@ from prompt_r1.errors import (
     is_out_of_memory,
 )
 from prompt_r1.programs.launcher import has_other_ranks
-from prompt_r1.programs.text import printable, without_keys
+from prompt_r1.programs.text import printable, printable_line, without_keys
 
 Settings = TypeVar("Settings")  # what `main` takes: the config of a program, or its arguments
 PACKAGE = Path(__file__).parents[1]
-# A disk is full, broken or read-only, or a network file system is gone. Such errors often name no path.
-DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.ESTALE, errno.ETIMEDOUT)
+# A disk is full, broken or read-only. Such errors often name no path.
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
 MORE_MEMORY = (
     "in training, give a smaller --tokens-per-batch, --parallel fsdp --offload, or more GPUs, and resume "
     "from the last checkpoint; otherwise start fewer processes, take a smaller agent or --device cpu"
@@ -38,7 +38,6 @@ MORE_MEMORY = (
 def read_settings(read: Callable[[list[str]], Settings]) -> Settings:
     """The settings that `read` makes of this process's arguments; --help and every error end the process."""
     with errors_explained():
-        Path.cwd()  # This raises if the current folder has been deleted.
         return read(sys.argv[1:])
 
 
@@ -86,7 +85,9 @@ def run_program(main: Callable[[Settings], None], settings: Settings, *, then: s
 @contextmanager
 def errors_explained(then: str = "") -> Iterator[None]:
     """Exit with the code and the sentence of an error that is raised inside; a bug shows its traceback."""
-    prepare_standard_streams()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # Letters that its encoding lacks are escaped.
+            stream.reconfigure(errors="backslashreplace")
     try:
         yield
     except (Exception, KeyboardInterrupt) as error:
@@ -101,15 +102,7 @@ def explain(error: BaseException, *, then: str = "") -> tuple[int, str]:
     """The exit code of an error, and its sentence. `then` says what the same command does after a stop."""
     after_a_stop = f"; the same command {then}" if then else ""
     match error:
-        case UsageError():
-            return 2, str(error)
-        case NoAnswer():
-            return 3, str(error)
-        case Interrupted():
-            return 130, str(error)
-        case Resumable():
-            return 75, str(error)
-        case SignalBeforeTraining():
+        case UsageError() | NoAnswer() | Resumable() | SignalBeforeTraining():
             return error.exit_code, str(error)
         case KeyboardInterrupt():
             return 130, f"interrupted{after_a_stop}"
@@ -117,14 +110,8 @@ def explain(error: BaseException, *, then: str = "") -> tuple[int, str]:
             return 75, f"nobody reads the output any more{after_a_stop}"
         case OSError() if error.errno in DISK_ERRORS:
             return 75, f"{error}: free some space or check the disk{after_a_stop}"
-        case OSError(errno=errno.ENOENT, filename=None):  # Only getcwd raises it without a name.
-            return 2, "the current folder has been deleted: change to one that exists"
         case OSError() if error.filename:
-            path = error.filename2 or error.filename  # The second name is where a file was to be moved.
-            # No user names a path inside the package, so an error there is a bug.
-            is_ours = Path(str(path)).is_relative_to(PACKAGE)
-            if not is_ours:
-                return 2, f"{path}: {error.strerror}; check the path and its permissions"
+            return 2, f"{error.filename}: {error.strerror}; check the path and its permissions"
     if is_out_of_memory(error):
         return 2, f"{first_line(error)}: {MORE_MEMORY}"
     return 1, "this is a bug: please report it with the traceback above"
@@ -132,13 +119,11 @@ def explain(error: BaseException, *, then: str = "") -> tuple[int, str]:
 
 def exit_with(code: int, reason: str) -> NoReturn:
     """Print the name of the program and why it ends, on one line of stderr, and exit."""
-    sentence = printable(f"{program_name()}: {reason}")
-    sentence = sentence.replace("\n", "\\n")  # The name of a file may have line breaks.
     with suppress(OSError):  # The terminal may have been closed.
-        print(sentence, file=sys.stderr, flush=True)
+        print(printable_line(f"{program_name()}: {reason}"), file=sys.stderr, flush=True)
     try:
         sys.stdout.flush()
-    except OSError:  # Python would flush stdout again at its end, and exit with code 120.
+    except OSError:  # Otherwise Python would flush stdout again, and change the exit code.
         discard_stdout()
     if has_other_ranks():
         # The end of the interpreter would wait for threads and for NCCL, which may wait for ranks that do not
@@ -152,16 +137,6 @@ def discard_stdout() -> None:
     null_device = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null_device, sys.stdout.fileno())
     os.close(null_device)
-
-
-def prepare_standard_streams() -> None:
-    """Let stdout and stderr escape what their encoding lacks; replace a closed stream by the null device."""
-    for name in ("stdin", "stdout", "stderr"):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "r+"))  # noqa: SIM115
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")
 
 
 def program_name() -> str:

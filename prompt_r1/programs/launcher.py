@@ -13,15 +13,12 @@ def is_first_rank() -> bool:
 
 def has_other_ranks() -> bool:
     """Whether this process is one of several ranks."""
-    return os.environ.get("WORLD_SIZE", "") not in ("", "1")
+    return launcher_number("WORLD_SIZE", default=1) > 1
 
 
 def launcher_number(name: str, *, default: int) -> int:
     """A number that the launcher tells this process in an environment variable."""
-    text = os.environ.get(name) or str(default)
-    if not text.isdecimal():
-        raise UsageError(f"the environment variable {name} is {text!r}, not a number: unset it")
-    return int(text)
+    return int(os.environ.get(name) or default)
 
 
 def check_device(name: str) -> None:

@@ -8,7 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from prompt_r1.programs.command_line import prepare_standard_streams
+from prompt_r1.programs.command_line import errors_explained
 from prompt_r1.programs.progress import progress_bar
 from prompt_r1.programs.text import printable, printable_line, without_keys
 
@@ -41,13 +41,9 @@ def test_a_key_is_replaced_wherever_it_stands_and_in_any_case(monkeypatch):
 def test_output_that_its_encoding_lacks_is_escaped_and_not_an_error(monkeypatch):
     narrow = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", narrow)
-    monkeypatch.setattr(sys, "stderr", io.StringIO())  # has no encoding
-    monkeypatch.setattr(sys, "stdin", None)  # closed
-    prepare_standard_streams()
-    with sys.stdin as empty:
-        assert empty.read() == ""
-    narrow.write("é")
-    narrow.flush()
+    with errors_explained():
+        narrow.write("é")
+        narrow.flush()
     assert narrow.buffer.getvalue() == b"\\xe9"
 
 
