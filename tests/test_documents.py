@@ -2,7 +2,6 @@
 
 import re
 import shlex
-from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 
 from prompt_r1.evaluation.settings import EvaluateConfig
 from prompt_r1.pair.settings import InferConfig, ServeConfig
-from prompt_r1.settings.fields import flag_of
+from prompt_r1.settings.fields import settings_of
 from prompt_r1.settings.flags import given_values
 from prompt_r1.settings.train import PRESETS, TrainConfig
 from prompt_r1.training.settings import FineTuningConfig
@@ -82,7 +81,7 @@ def test_commands_name_programs_and_flags_that_exist(page):
 )
 def test_flags_in_the_text_exist(page):
     text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
-    settings = {flag_of(field.name) for config in CONFIGS.values() for field in fields(config)}
+    settings = {setting.flag for config in CONFIGS.values() for setting in settings_of(config)}
     assert set(re.findall(r"`(--[a-z][a-z0-9-]*)", text)) <= settings | OTHER_FLAGS
 
 

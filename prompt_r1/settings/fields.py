@@ -43,7 +43,7 @@ class Setting:
     @property
     def flag(self) -> str:
         """Its command-line flag."""
-        return flag_of(self.name)
+        return "--" + self.name.replace("_", "-")
 
     def names_code(self, value: Any) -> bool:
         """Whether a value of the setting names code of the user, alone or in a list."""
@@ -98,11 +98,6 @@ def settings_of(config: Any) -> list[Setting]:
         kind: Any = arguments[0] if arguments else declared.type
         found.append(Setting(declared.name, kind, takes_several, declared.default, **declared.metadata))
     return found
-
-
-def flag_of(name: str) -> str:
-    """The command-line flag of a setting."""
-    return "--" + name.replace("_", "-")
 
 
 def shown(value: Any) -> str:

@@ -17,7 +17,7 @@ from prompt_r1.settings.agent import (
     instrument_setting,
     machine_setting,
 )
-from prompt_r1.settings.fields import flag_of, read_yaml, setting, settings_of, shown
+from prompt_r1.settings.fields import read_yaml, setting, settings_of, shown
 
 run_setting = partial(setting, group="the run", everyday=True)
 algorithm_setting = partial(setting, group="the algorithm", defines_experiment=True)
@@ -134,15 +134,12 @@ def preset_of(agent: str, *, default: str) -> str:
 
 
 def train_config(flags: Mapping[str, Any]) -> TrainConfig:
-    """The settings of train.py from the values of its flags, with that of --config.
-
-    Flags override the preset or the YAML file of --config, which overrides the defaults. Raises UsageError if
-    no training is possible, or if a flag would change nothing.
-    """
+    """The settings of train.py from the values of its flags, with that of --config."""
     # Without --config, the agent decides the preset. With neither --config nor --agent, the toy is trained.
     source = flags.get("config", preset_of(flags.get("agent", ""), default="mini"))
     base = PRESETS[source] if source in PRESETS else settings_of_file(source, flags)
-    given = {name: value for name, value in {**base, **flags}.items() if name != "config"}
+    given = {**base, **flags}
+    given.pop("config", None)
     config = with_defaults(TrainConfig(**given), given)
     if not config.out:
         config = replace(config, out=f"runs/{Path(source).stem}-seed{config.seed}")
@@ -177,10 +174,6 @@ def with_defaults(config: TrainConfig, given: Mapping[str, Any]) -> TrainConfig:
     for validation, and there is no test. "none" means no questions.
     """
     data_has_splits = all(has_own_splits(name) for name in config.data)
-    for flag, names in (("--val-data", config.val_data), ("--test-data", config.test_data)):
-        for word in ("none", HELD_OUT):
-            if word in names and len(names) > 1:
-                raise UsageError(f"{flag}: {word} must stand alone")
     validation = given.get("val_data", config.data if data_has_splits else (HELD_OUT,))
     test = given.get("test_data", config.data if data_has_splits else ())
     max_new = config.max_new
@@ -195,7 +188,7 @@ def with_defaults(config: TrainConfig, given: Mapping[str, Any]) -> TrainConfig:
 
 
 def check_consistency(config: TrainConfig, flags: Mapping[str, object]) -> None:
-    """Raise UsageError if no training is possible, or if one of the flags would change nothing."""
+    """Raise UsageError for settings that contradict each other, and for a training that lacks some."""
     if "steps" in flags and config.epochs:
         raise UsageError(
             "--steps and --epochs both say how long to train: give one of them (--epochs 0 overrides a file)"
@@ -208,20 +201,12 @@ def check_consistency(config: TrainConfig, flags: Mapping[str, object]) -> None:
         )
     if not config.data:
         raise UsageError("no training questions: give --data FILE …, or --data mini")
-    if config.adapter_rank and (config.parallel in ("fsdp", "hsdp") or config.offload):
-        raise UsageError(
-            "--adapter-rank trains beside whole weights on every GPU, which cannot be sharded or offloaded: "
-            "give --parallel ddp (or auto) without --offload"
-        )
-    if config.offload and config.parallel not in ("fsdp", "hsdp"):
-        raise UsageError("--offload is for sharded weights: give --parallel fsdp")
+    shards_weights = config.parallel in ("fsdp", "hsdp")
+    if config.adapter_rank and shards_weights:
+        raise UsageError("--adapter-rank needs whole weights on every GPU: give --parallel ddp (or auto)")
+    if config.offload and not shards_weights:
+        raise UsageError("--offload is for sharded weights: give --parallel fsdp without --adapter-rank")
     if config.skip_no_spread and config.kl_coef:
         raise UsageError(
             "--skip-no-spread would leave out games that the KL learns from: give --kl-coef 0 with it"
         )
-    for name in ("max_turns", "rule"):
-        if config.without_environment and name in flags:
-            raise UsageError(
-                f"{flag_of(name)} is for an agent with an environment: with --env none it answers at once, "
-                "by a rule of its own"
-            )

@@ -18,7 +18,6 @@ from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.pair.named_agent import NamedAgent
 from prompt_r1.pair.settings import PairConfig, choose_pair
 from prompt_r1.settings.agent import ENVIRONMENT_SYSTEM, AgentConfig, EnvironmentConfig
-from prompt_r1.settings.fields import flag_of
 from prompt_r1.settings.flags import given_values
 from prompt_r1.spending import Spending
 from prompt_r1.types import Message
@@ -196,7 +195,9 @@ def test_a_flag_with_its_default_value_replaces_a_setting_of_the_training(flag, 
     given = given_values(PairConfig, [flag, default])
     settings = choose_pair(PairConfig(**given), given, NamedAgent("a", trained, "a")).config
     names = ("route", "env_system", "env_args")
-    expected = {name: default if flag_of(name) == flag else getattr(trained, name) for name in names}
+    expected = {
+        name: default if "--" + name.replace("_", "-") == flag else getattr(trained, name) for name in names
+    }
     assert {name: getattr(settings, name) for name in names} == expected
 
 
