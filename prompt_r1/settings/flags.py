@@ -1,7 +1,7 @@
 """Command-line flags: one for each setting of a config."""
 
 import argparse
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from prompt_r1.errors import UsageError
@@ -56,24 +56,14 @@ def _parser(config_class: type[Any], presets: Mapping[str, Preset], *, show_all:
         if heading not in groups:
             groups[heading] = parser.add_argument_group(heading)
         is_shown = show_all or setting.everyday
-        form: dict[str, Any] = {"metavar": "|".join(setting.choices) or METAVARS[setting.kind]}
-        if setting.takes_several:
-            form = {"metavar": "NAME", "nargs": "+", "action": "extend"}
-        elif setting.kind is bool:
-            form |= {"nargs": "?", "const": "true"}
-        groups[heading].add_argument(
-            setting.flag,
-            dest=setting.name,
-            type=_converter(setting),
-            help=_help_line(setting, presets) if is_shown else argparse.SUPPRESS,
-            **form,
-        )
+        help_line = _help_line(setting, presets) if is_shown else argparse.SUPPRESS
+        _add_flag(groups[heading], setting, help_line)
     parser.add_argument("--help-all", action="help", help=f"show all {len(settings)} flags")
     return parser
 
 
-def _converter(setting: Setting) -> Callable[[str], Any]:
-    """What converts the text of a flag to a value of its setting."""
+def _add_flag(group: argparse._ActionsContainer, setting: Setting, help_line: str) -> None:
+    """Add the flag of a setting, which converts each of its texts."""
 
     def convert(text: str) -> Any:
         if not text.strip() and not setting.may_be_empty:
@@ -82,7 +72,13 @@ def _converter(setting: Setting) -> Callable[[str], Any]:
             )
         return setting.convert(text, setting.flag)
 
-    return convert
+    metavar = "|".join(setting.choices) or METAVARS[setting.kind]
+    form: dict[str, Any] = {"metavar": metavar}
+    if setting.takes_several:
+        form = {"metavar": "NAME", "nargs": "+", "action": "extend"}
+    elif setting.kind is bool:  # The flag alone means true.
+        form = {"metavar": metavar, "nargs": "?", "const": "true"}
+    group.add_argument(setting.flag, dest=setting.name, type=convert, help=help_line, **form)
 
 
 def _help_line(setting: Setting, presets: Mapping[str, Preset]) -> str:
