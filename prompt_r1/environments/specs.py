@@ -149,11 +149,14 @@ def check_environment(
             prices = parse_prices(config.env_price, names)
         sources = [find_source(name, config, trusted, prices[name]) for name in names]
     else:
-        [price] = parse_prices(config.env_price, ["env"]).values()
-        sources = [_source_of_object(lambda seed: env, config, price)]
+        prices = parse_prices(config.env_price, ["env"])
+        sources = [_source_of_object(lambda seed: env, config, prices["env"])]
     Route(config.route, len(sources))  # This raises UsageError for a wrong route.
     checked = CheckedEnvironment(config, sources)
-    if config.max_env_usd:
+    is_free = all(source.price == FREE for source in sources)
+    others_have_prices = any(price != FREE for price in prices.values())
+    # An evaluation may ask a free environment beside those that its limit of dollars is for.
+    if config.max_env_usd and not (is_free and others_have_prices):
         checked.check_usd_limit("--max-env-usd")
     return checked
 

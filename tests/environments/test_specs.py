@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from prompt_r1.environments.budget import Bill, Price
+from prompt_r1.environments.budget import FREE, Bill, Price
 from prompt_r1.environments.endpoint import Endpoint, endpoint_of
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.sources import Caller
@@ -212,6 +212,14 @@ def test_prices_of_one_environment_replace_those_of_the_run() -> None:
     checked = partial(check_environment, LARGE, EnvironmentConfig(env_price=("1,2",)))
     assert [source.price for source in checked().sources] == [Price(1, 2)]
     assert [source.price for source in checked(prices={LARGE: Price(3, 4)}).sources] == [Price(3, 4)]
+
+
+def test_a_limit_of_dollars_may_have_a_free_environment_beside_one_with_a_price() -> None:
+    """A bug: the paper's evaluation, with a model that is paid and one of the user's server, was refused."""
+    config = EnvironmentConfig(max_env_usd=9.0)
+    check_environment("mini", config, prices={"mini": FREE, "large": Price(1.0, 2.0)})
+    with pytest.raises(UsageError, match="--max-env-usd needs --env-price"):
+        check_environment("mini", config, prices={"mini": FREE})
 
 
 def test_all_environments_of_a_run_share_one_journal_and_one_budget(tmp_path: Path) -> None:
