@@ -158,17 +158,8 @@ class Codec:
         beginning = text[: max_tokens * MAX_CHARACTERS_PER_TOKEN] if max_tokens else text
         content = self.encoder.untrusted(beginning)
         if max_tokens and (len(content) > max_tokens or len(beginning) < len(text)):
-            content = self._whole_characters(content[:max_tokens]) + self.encoder.trusted(CUT)
+            content = content[:max_tokens] + self.encoder.trusted(CUT)
         return close + self._reply_head + content + self._reply_tail
-
-    def _whole_characters(self, tokens: list[int]) -> list[int]:
-        """Drop a partial character at the end. It has at most 3 bytes of UTF-8, so at most 3 tokens."""
-        for dropped in range(4):
-            kept = tokens[: len(tokens) - dropped]
-            # A partial character decodes to U+FFFD.
-            if kept and not decode(self.tokenizer, kept).endswith("\ufffd"):
-                return kept
-        return tokens  # The text itself has the character U+FFFD here.
 
     def turn_text(self, tokens: Sequence[int]) -> str:
         """The text of one turn, as `parse` reads it.
