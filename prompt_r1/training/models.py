@@ -9,6 +9,7 @@ Each rank has the whole agent, in the compute dtype. The settings decide what th
     fsdp or hsdp                a sharded copy with float32 weights   a sharded, frozen copy
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -16,8 +17,9 @@ import torch
 from prompt_r1.engine.model_check import check_model
 from prompt_r1.model.distributed import Ranks
 from prompt_r1.model.loading import load_policy
-from prompt_r1.model.lora import add_lora
+from prompt_r1.model.lora import ADAPTER_ALPHA, add_lora
 from prompt_r1.model.policy import Policy
+from prompt_r1.pair.agent import Agent, load_agent
 from prompt_r1.settings.train import TrainConfig
 
 
@@ -31,6 +33,28 @@ def layout_of(config: TrainConfig, device: torch.device, *, world_size: int) -> 
         return config.parallel
     shares_weights = config.adapter_rank > 0 or (config.dtype == "float32" and world_size == 1)
     return "ddp" if device.type == "cpu" or shares_weights else "hsdp"
+
+
+@dataclass(frozen=True)
+class Models:
+    """The models of a run on this rank."""
+
+    agent: Agent
+    policy: Policy
+    reference: Policy | None  # None: --kl-coef is 0
+
+
+def load_models(start: Path | str, config: TrainConfig, ranks: Ranks) -> Models:
+    """Load the models of a run. Raises UsageError."""
+    agent = load_agent(start, config, ranks.device)
+    if config.adapter_rank:
+        policy = with_adapters(agent.policy, rank=config.adapter_rank, alpha=ADAPTER_ALPHA, seed=config.seed)
+    else:
+        policy = load_learner(start, agent.policy, ranks, offload=config.offload)
+    reference = load_reference(start, agent.policy, ranks, config) if config.kl_coef else None
+    if config.checkpointing:
+        policy.checkpoint_activations()
+    return Models(agent, policy, reference)
 
 
 def with_adapters(agent_policy: Policy, *, rank: int, alpha: float, seed: int) -> Policy:

@@ -12,10 +12,9 @@ from prompt_r1.environments.check import check_servers
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.specs import open_account, open_environment
 from prompt_r1.model.distributed import Ranks, errors_as_rank_lost, start_ranks, stop_ranks
-from prompt_r1.model.lora import ADAPTER_ALPHA
 from prompt_r1.model.machine import pick_device
 from prompt_r1.model.policy import Policy
-from prompt_r1.pair.agent import check_question_lengths, load_agent
+from prompt_r1.pair.agent import check_question_lengths
 from prompt_r1.programs.launcher import launcher_number
 from prompt_r1.settings.train import TrainConfig
 from prompt_r1.training.batches import made_up_game, make_batch
@@ -23,7 +22,7 @@ from prompt_r1.training.checkpoint import begin_states
 from prompt_r1.training.forked_ranks import fork_ranks
 from prompt_r1.training.log import Log
 from prompt_r1.training.loss_function import loss_of_run, try_loss
-from prompt_r1.training.models import layout_of, load_learner, load_reference, with_adapters
+from prompt_r1.training.models import layout_of, load_models
 from prompt_r1.training.preflight import ChosenTraining
 from prompt_r1.training.run import Run, RunQuestions, repetition_note, with_steps
 from prompt_r1.training.run_folder import LOCK, claim
@@ -85,17 +84,10 @@ def open_parts(
     check_on_first_rank(environment, ranks, runner, interrupt)
 
     start = ranks.on_first_rank(lambda: chosen.agent.make(config.seed))
-    agent = load_agent(start, config, ranks.device)
-    if config.adapter_rank:
-        policy = with_adapters(agent.policy, rank=config.adapter_rank, alpha=ADAPTER_ALPHA, seed=config.seed)
-    else:
-        policy = load_learner(start, agent.policy, ranks, offload=config.offload)
-    reference = load_reference(start, agent.policy, ranks, config) if config.kl_coef else None
-    if config.checkpointing:
-        policy.checkpoint_activations()
+    models = load_models(start, config, ranks)
 
     questions = RunQuestions.read(config)
-    check_question_lengths(questions.all, agent.codec, config.game)
+    check_question_lengths(questions.all, models.agent.codec, config.game)
     # Now the number of questions is known, so --epochs becomes a number of steps.
     config = with_steps(config, len(questions.training))
     games_of_rank = len(questions.of_rank(1, ranks)) * config.group_size  # games of this rank in each step
@@ -107,26 +99,32 @@ def open_parts(
         interrupt=interrupt,
         environment=environment,
         start=start,
-        agent=agent,
-        policy=policy,
-        reference=reference,
+        agent=models.agent,
+        policy=models.policy,
+        reference=models.reference,
         questions=questions,
         own_reward=chosen.own_reward,
         own_advantages=chosen.own_advantages,
-        loss_function=loss_of_run(config, chosen.own_loss, importance_cap=importance_cap_of(policy)),
-        optimizer=make_optimizer(policy, config, ranks.device),
-        gap_limit=gap_limit_of(policy),
+        loss_function=loss_of_run(config, chosen.own_loss, importance_cap=importance_cap_of(models.policy)),
+        optimizer=make_optimizer(models.policy, config, ranks.device),
+        gap_limit=gap_limit_of(models.policy),
         log=open_log(config, folder, ranks, games=config.steps * games_of_rank),
     )
-    where = f"{ranks.count} × {ranks.device.type}"
-    if ranks.device.type == "cpu":
-        where += f", threads: {torch.get_num_threads()}"
-    run.log.say(f"{folder}: agent {config.agent}, environment {config.env}, {where}")
-    if note := repetition_note(config, len(questions.training)):
-        run.log.say(note)
+    say_start(run)
     if ranks.device.type == "cuda":
         warm_up(run)
     return run
+
+
+def say_start(run: Run) -> None:
+    """Print what starts, and where."""
+    config, ranks = run.config, run.ranks
+    where = f"{ranks.count} × {ranks.device.type}"
+    if ranks.device.type == "cpu":
+        where += f", threads: {torch.get_num_threads()}"
+    run.log.say(f"{run.folder}: agent {config.agent}, environment {config.env}, {where}")
+    if note := repetition_note(config, len(run.questions.training)):
+        run.log.say(note)
 
 
 def warm_up(run: Run) -> None:

@@ -119,6 +119,6 @@ def test_an_environment_that_does_not_answer_is_reported_before_a_model_is_loade
         raise FatalEnvError("no key")
 
     monkeypatch.setattr(start, "check_on_first_rank", no_answer)
-    monkeypatch.setattr(start, "load_agent", lambda *_: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(start, "load_models", lambda *_: pytest.fail("a model was loaded"))
     with pytest.raises(FatalEnvError, match="no key"):
         run_of(tmp_path, ADAPTERS)
