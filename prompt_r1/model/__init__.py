@@ -12,7 +12,7 @@ In reading order:
     gguf          GGUF files, which are converted into folders
     distributed   ranks, and what they exchange
     sharding      weights that are sharded over the ranks
-    fine_tuning   supervised training
+    fine_tuning   supervised training, for `miniworld` and `training`
 
 This room may import the root, `programs` and `settings`.
 """

@@ -1,4 +1,8 @@
-"""Supervised training for warm start, `sft`, `bc` and `rft`."""
+"""Supervised training: AdamW steps on the mean loss of games.
+
+It is in this room because two rooms train by it, and `miniworld`, which makes its agent, may not import
+`training`. There, `supervised` fine-tunes for the warm start, `sft`, `bc` and `rft`.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
