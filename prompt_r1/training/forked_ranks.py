@@ -16,7 +16,7 @@ from typing import TextIO
 
 from prompt_r1.errors import UsageError
 from prompt_r1.model.distributed import RankLost
-from prompt_r1.model.machine import pick_device, usable_cores, use_threads
+from prompt_r1.model.machine import pick_device, usable_cores
 from prompt_r1.training.signals import unignored_signals
 
 # Without --ranks, each rank gets at least this many questions of a step, because a rank that plays few
@@ -26,24 +26,22 @@ RESUMES = "the same command resumes from the last checkpoint"
 PR_SET_PDEATHSIG = 1  # An option of prctl(2): which signal a process gets when its parent ends.
 
 
-def fork_ranks(wanted: int, *, device: str, questions: int, threads: int) -> None:
+def fork_ranks(count: int) -> None:
     """Fork the ranks of a run, and return in each of them. If the run has one rank, this process is it.
 
     Otherwise this process does not return: it forwards signals to the ranks, and exits with the code of rank
-    0. The ranks share the memory of what it has imported. `wanted` is --ranks, `device` is --device,
-    `questions` is the number of questions of a step, and `threads` is --threads, the threads of each rank.
-    Raises UsageError if there can be no forks.
+    0. The ranks share the memory of what it has imported. Raises UsageError if the system allows no more
+    processes.
     """
-    count = rank_count(wanted, device=device, questions=questions)
-    if count > 1:
-        ranks = fork(count)
-        if ranks:
-            sys.exit(wait_for_ranks(ranks))
-    use_threads(threads, ranks=count)
+    if count == 1:
+        return
+    ranks = fork(count)
+    if ranks:
+        sys.exit(wait_for_ranks(ranks))
 
 
 def rank_count(wanted: int, *, device: str, questions: int) -> int:
-    """How many ranks this process becomes.
+    """How many ranks this process becomes. `wanted` is --ranks, and a step has this many questions.
 
     `wanted` 0: one for each usable core, but at most one for each QUESTIONS_PER_RANK questions. Raises
     UsageError if several are wanted where nothing can be forked.

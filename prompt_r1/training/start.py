@@ -12,14 +12,14 @@ from prompt_r1.environments.check import check_servers
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.specs import open_account, open_environment
 from prompt_r1.model.distributed import Ranks, errors_as_rank_lost, start_ranks, stop_ranks
-from prompt_r1.model.machine import pick_device
+from prompt_r1.model.machine import pick_device, use_threads
 from prompt_r1.model.policy import Policy
 from prompt_r1.pair.agent import check_question_lengths
 from prompt_r1.programs.launcher import launcher_number
 from prompt_r1.settings.train import TrainConfig
 from prompt_r1.training.batches import made_up_game, make_batch
 from prompt_r1.training.checkpoint import begin_states
-from prompt_r1.training.forked_ranks import fork_ranks
+from prompt_r1.training.forked_ranks import fork_ranks, rank_count
 from prompt_r1.training.log import Log
 from prompt_r1.training.loss_function import loss_of_run, try_loss
 from prompt_r1.training.models import layout_of, load_models
@@ -39,7 +39,9 @@ def start_run(chosen: ChosenTraining) -> Iterator[Run]:
     """
     config = chosen.config
     with Interrupt() as interrupt:
-        fork_ranks(config.ranks, device=config.device, questions=config.questions, threads=config.threads)
+        count = rank_count(config.ranks, device=config.device, questions=config.questions)
+        fork_ranks(count)  # From here on, this process is one of the ranks.
+        use_threads(config.threads, ranks=count)
         device = pick_device(config.device)
         layout = layout_of(config, device, world_size=launcher_number("WORLD_SIZE", default=1))
         ranks = start_ranks(device, layout)

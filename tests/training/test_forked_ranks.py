@@ -260,7 +260,7 @@ def test_the_process_that_forks_the_ranks_exits_with_the_code_of_rank_0(four_cor
     monkeypatch.setattr(forked_ranks, "fork", lambda count: {101: io.StringIO()})
     monkeypatch.setattr(forked_ranks, "wait_for_ranks", lambda ranks: 75)
     with pytest.raises(SystemExit) as exit_:
-        fork_ranks(3, device="cpu", questions=12, threads=0)
+        fork_ranks(3)
     assert exit_.value.code == 75
 
 
@@ -271,8 +271,7 @@ def test_each_rank_has_its_share_of_the_cores_or_as_many_threads_as_the_user_wan
     set_threads: list[int] = []
     monkeypatch.setattr(machine, "TORCH_THREADS", 4)
     monkeypatch.setattr("torch.set_num_threads", set_threads.append)
-    monkeypatch.setattr(forked_ranks, "fork", lambda count: {})
-    fork_ranks(2, device="cpu", questions=12, threads=flag)
+    use_threads(flag, ranks=2)
     assert set_threads == [expected]
 
 
