@@ -51,10 +51,10 @@ def keep_settings(evaluation: Evaluation) -> None:
     folder = evaluation.folder
     settings = settings_in_common(evaluation.config, evaluation.seed)
     check_settings(folder, settings)
-    kept = contents_of(folder)
-    kept = kept.get(
-        DEPENDS_ON, kept
-    )  # Folders of earlier versions have the dependencies beside the settings.
+    contents = contents_of(folder)
+    # In a folder of an earlier version, the dependencies are beside the settings.
+    others = {name: value for name, value in contents.items() if name not in settings}
+    kept = contents.get(DEPENDS_ON, others)
     depends_on = dependencies_of(evaluation)
     # The tables also show what an agent of this command has answered in earlier commands. So its files must
     # not have changed, even if no method of this command uses them.
