@@ -5,7 +5,6 @@ beside them, such as digests of files and agents.
 """
 
 import hashlib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,22 +34,20 @@ def settings_in_common(config: EvaluateConfig, seed: int) -> dict[str, Any]:
     return experiment_values(config) | {"seed": seed}
 
 
-def check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
-    """Raise UsageError if a folder's answers were made with other settings."""
-    kept = contents_of(folder)
-    for name, value in settings.items():
+def check_settings(config: EvaluateConfig, seed: int) -> None:
+    """Raise UsageError if the answers in --out were made with other settings."""
+    kept = contents_of(Path(config.out))
+    for name, value in settings_in_common(config, seed).items():
         if name in kept and kept[name] != value:
-            raise UsageError(
-                f"--out {folder}: its answers were made with {name} = {kept[name]!r}, not {value!r}: give "
-                "another --out"
-            )
+            problem = f"its answers were made with {name} = {kept[name]!r}, not {value!r}"
+            raise UsageError(f"--out {config.out}: {problem}: give another --out")
 
 
 def keep_settings(evaluation: Evaluation) -> None:
     """Write config.yaml. Raises UsageError if something has changed that the folder's answers depend on."""
     folder = evaluation.folder
+    check_settings(evaluation.config, evaluation.seed)
     settings = settings_in_common(evaluation.config, evaluation.seed)
-    check_settings(folder, settings)
     contents = contents_of(folder)
     # In a folder of an earlier version, the dependencies are beside the settings.
     others = {name: value for name, value in contents.items() if name not in settings}

@@ -13,7 +13,7 @@ from prompt_r1.data.questions import check_data, find_questions, sample_question
 from prompt_r1.environments.specs import is_mini
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.evaluation import Evaluation
-from prompt_r1.evaluation.folder_settings import check_settings, game_of, settings_in_common
+from prompt_r1.evaluation.folder_settings import check_settings, game_of
 from prompt_r1.evaluation.methods import DEFAULT_METHODS, METHODS, TRANSFER_METHODS
 from prompt_r1.evaluation.predictions import FILE, System
 from prompt_r1.evaluation.searches import Data
@@ -231,7 +231,7 @@ def check_folder(config: EvaluateConfig, seed: int) -> None:
     folder = Path(config.out)
     if folder.exists():  # Otherwise `make_folder` would make it. An evaluation that cannot start makes none.
         make_folder(folder, lambda folder: (folder / FILE).exists(), "an evaluation")
-        check_settings(folder, settings_in_common(config, seed))
+        check_settings(config, seed)
 
 
 def check_environments(evaluation: Evaluation) -> None:
