@@ -58,15 +58,20 @@ def read_training(arguments: list[str]) -> ChosenTraining:
     val_files = () if config.val_data == (HELD_OUT,) else config.val_data
     check_data([*config.data, *val_files, *config.test_data])
     if is_first_rank() and not config.dry_run:
-        run = open_run(config.out)
-        # The lock is only tried. The training takes it again, after its ranks have met.
-        with (run / LOCK).open("a+") as file:
-            claim(file, run)
-            # It says nothing here: the training itself names the damaged checkpoints that it skips.
-            newest = newest_checkpoint(run, say=lambda damage: None)
-            if newest is not None:
-                check_settings(newest, config)
+        _check_run_folder(config)
     return ChosenTraining(config, agent, environment, own_reward, own_advantages, own_loss)
+
+
+def _check_run_folder(config: TrainConfig) -> None:
+    """Make the folder of --out. Raises UsageError if another run uses it, or has other settings in it."""
+    run = open_run(config.out)
+    # The lock is only tried. The training takes it again, after its ranks have met.
+    with (run / LOCK).open("a+") as file:
+        claim(file, run)
+        # It says nothing here: the training itself names the damaged checkpoints that it skips.
+        newest = newest_checkpoint(run, say=lambda damage: None)
+        if newest is not None:
+            check_settings(newest, config)
 
 
 def warnings_of(config: TrainConfig) -> list[str]:
