@@ -14,9 +14,9 @@ pytestmark = pytest.mark.faults
 KILLS = 10  # the least number of kills with each number of ranks
 MAX_KILLS = 30
 KILLS_OF_A_RUN = 5
-TARGET_PHASES = "rollout backward step save seal backward step validation export".split()
+TARGET_PHASES = "rollout backward step save complete backward step validation export".split()
 # A kill may land in a later phase than the one it is aimed at: kills go on until each of these was hit.
-PHASES_TO_HIT = [("rollout",), ("backward",), ("step", "update"), ("save", "seal")]
+PHASES_TO_HIT = [("rollout",), ("backward",), ("step", "update"), ("save", "complete")]
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -50,7 +50,7 @@ def aim(phases_hit: Counter[str], rng: random.Random, reference: ProcessRun, ran
     missed = missed_phases(phases_hit)
     is_aimed_at_missed = kills >= KILLS and bool(missed)
     phase = missed[0] if is_aimed_at_missed else TARGET_PHASES[kills % len(TARGET_PHASES)]
-    rank = 0 if phase == "seal" else rng.randrange(ranks)  # only rank 0 seals a folder
+    rank = 0 if phase == "complete" else rng.randrange(ranks)  # only rank 0 completes a folder
     delay = 0.0 if is_aimed_at_missed else rng.random() * median(reference.durations(phase, rank))
     every_rank = tuple(range(ranks))
     targets = rng.choice([every_rank, every_rank[::-1], (rank,)])

@@ -30,7 +30,7 @@ from prompt_r1.training.record import Record
 from prompt_r1.training.run import Run
 from tests.support.json_server import free_ports
 
-SHORT_PHASES = ("backward", "step", "seal")
+SHORT_PHASES = ("backward", "step", "complete")
 
 
 def recorder(pipe: int, rank: int) -> Callable[[str], AbstractContextManager]:
@@ -78,7 +78,7 @@ def run_rank(rank: int, request: dict, port: int, pipe: int) -> None:
         (torch.optim.AdamW, "step", "step"),
         (record_file, "export_agent", "export"),
         (record_file, "save_checkpoint", "save"),
-        (checkpoint, "complete_folder", "seal"),
+        (checkpoint, "complete_folder", "complete"),
     ]:
         setattr(home, attribute, recorded(phase)(getattr(home, attribute)))
     sys.argv = ["train.py", *request["arguments"]]
