@@ -26,7 +26,8 @@ from prompt_r1.settings.functions import OBJECT_PREFIX, import_object
 if TYPE_CHECKING:  # torch is not imported here, so that a wrong SPEC is reported at once.
     import torch
 
-# How the environments of this package are made, with the seed of the run.
+# How the environments of this package are made, with the seed of the run. An agent without an environment
+# ("none") answers at once, and asks nothing.
 MINI_ENVIRONMENTS: Mapping[str, Callable[[int], Answering]] = {
     "mini": lambda seed: MiniEnvironment(seed=seed),
     "mini-b": lambda seed: MiniEnvironmentB(seed=seed),
@@ -34,9 +35,7 @@ MINI_ENVIRONMENTS: Mapping[str, Callable[[int], Answering]] = {
 }
 BUILT_IN: Mapping[str, Callable[[int], Answering]] = {
     **MINI_ENVIRONMENTS,
-    "none": lambda seed: (
-        MuteEnvironment()
-    ),  # An agent without an environment answers at once, and asks nothing.
+    "none": lambda seed: MuteEnvironment(),
 }
 NameForm = Literal["object", "local", "url", "model"]
 Opener = Callable[[int, "torch.device | None"], Source]
