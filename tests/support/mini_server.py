@@ -10,6 +10,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import Coroutine, Mapping, Sequence
+from contextlib import suppress
 from typing import TypeVar
 
 from prompt_r1.miniworld.environment import MiniEnvironment
@@ -69,6 +70,8 @@ class LocalServer:
             pass  # the client has gone, or speaks no HTTP
         finally:
             writer.close()
+            with suppress(OSError):  # The client has gone before it has read everything.
+                await writer.wait_closed()
             self.open.discard(writer)
 
     async def respond(self, reader, writer, request: str, headers: Mapping[str, str], body: bytes) -> None:
