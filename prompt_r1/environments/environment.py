@@ -213,9 +213,8 @@ class Environment:
         client = self.clients[self._route.draw(caller)]
         call = Call(client, messages, caller, bill or Bill())
         shared = SharedCall()
-        if (
-            self.journal.is_on_disk
-        ):  # Equal calls wait for each other, and then find the reply in the journal.
+        if self.journal.is_on_disk:
+            # Equal calls wait for each other, and then find the reply in the journal.
             shared = self._shared_calls.setdefault(call.key, shared)
         try:
             async with shared.lock:

@@ -213,5 +213,7 @@ def next_token_loss(model: Qwen3ForCausalLM, batch: Sequence[Trajectory]) -> Ten
 
 
 if __name__ == "__main__":  # `python -m prompt_r1.miniworld.agent`, after VERSION has been raised
+    if sys.argv[1:]:
+        sys.exit("This rebuilds the agents of the package. It takes no arguments.")
     shutil.rmtree(EMBEDDED, ignore_errors=True)
     print(mini_agent(0, EMBEDDED))
