@@ -29,6 +29,7 @@ If nothing is left of a text, as of the answers "a" and "$", the text itself sta
 import re
 import string
 import unicodedata
+from dataclasses import dataclass
 from functools import lru_cache
 
 ARTICLES = ("a", "an", "the")
@@ -40,14 +41,30 @@ AROUND = string.whitespace + ".,:;!?()[]{}*_\"'`"  # marks around an answer, but
 def normalise(text: str) -> str:
     """The text as it is compared: texts with the same normal form are equal."""
     plain = plain_characters(text).casefold()
-    text = _spell_alike(plain)
-    text = _join_operands(text)
-    text = _drop_hyphens(text)
-    text = _join_signs(text)
-    text = _drop_marks(text)
+    text = plain
+    for rule in RULES:
+        text = rule.apply(text)
     # Articles go, but the "a" of "5+a" stays, because the word is "5+a".
     words = " ".join(word for word in text.split() if word not in ARTICLES)
     return words or plain.strip(AROUND) or plain.strip()
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A step of the normalisation: everywhere in a text, what matches `pattern` becomes `replacement`.
+
+    `changes` has an example before and after the rule, and `keeps` a text that the rule does not change. A
+    test applies each rule to its examples.
+    """
+
+    changes: tuple[str, str]
+    pattern: str
+    replacement: str = ""
+    keeps: str = ""
+
+    def apply(self, text: str) -> str:
+        """The text after the rule."""
+        return re.sub(self.pattern, self.replacement, text)
 
 
 # Parts of the patterns. The text is in lower case.
@@ -61,78 +78,51 @@ AFTER_OPERAND = r"(?<=[\w)}\]|])"  # the place after an operand, such as x, 2x, 
 BEFORE_OPERAND = r"(?=[-+.\w({\\|])"  # the place before an operand, which may begin with a sign
 SIGN = "[-+<>≤≥≠]"  # signs and comparisons
 OPENING = r"[ ({\[]"  # a blank or an opening bracket
+AFTER_A_NAME = rf"(?<={LETTER}[-+])(?= {WORD})|(?<=\+\+)(?= )"  # the place after disney+ or c++
+# A mark that carries no value. A point carries one before a digit, as in 3.14, but not after a point, as in
+# ..5; a # carries one after a word, as in c#.
+MARK = r"(?:[!\"%&'()*?@[\\\]_`{|}~]|\.(?!\d)|(?<=\.)\.|(?<!\w)#)"
 
-SPELLINGS = {"<=": "≤", ">=": "≥", "!=": "≠", "==": "=", "$": ""}
-
-
-def _spell_alike(text: str) -> str:
-    """Write operators, abbreviations and numbers in one way: x <= 5 → x ≤ 5, u.s. → us, 1,234 → 1234."""
-    for typed, plain in SPELLINGS.items():
-        text = text.replace(typed, plain)
-    # Bold text: **Paris**. → Paris.
-    text = re.sub(r"(?<![\w)}\]|])\*\*(\S[^*]*)\*\*", r"\1", text)
-    text = " ".join(text.split())
-    # Marks after a letter: u.s. → us, yes! → yes
-    text = re.sub(rf"(?<={LETTER})[.!?\"]+", "", text)
-    # Apostrophes after two letters: it's → its, the dogs' → the dogs, but not the prime of x'-1.
-    text = re.sub(rf"(?<={LETTER}{LETTER})'+", "", text)
-    # Powers: x**2 → x^2
-    text = re.sub(rf"{AFTER_OPERAND}( ?)\*\*\1{BEFORE_OPERAND}", "^", text)
-    # Thousands: 1,234 → 1234 and, as written in India, 1,00,000 → 100000, but not 1,23.
-    return re.sub(r"(?<=\d),(?=(?:\d\d,){0,4}\d{3}(?!\d))", "", text)
-
-
-def _join_operands(text: str) -> str:
-    """Drop the blanks around operators that join two operands: 1 / 3 → 1/3, x = 5 → x=5, 2xy + 3 → 2xy+3."""
-    text = re.sub(rf" ?([/=^]){OPENING}*", r"\1", text)
-    text = re.sub(rf"{AFTER_OPERAND} \+ {BEFORE_OPERAND}", "+", text)
-    # The plus of a positive number: +5 → 5, 1e+5 → 1e5, it is +5 → it is 5, but not x+5.
-    text = re.sub(rf"^\+{BEFORE_NUMBER}", "", text)
-    text = re.sub(rf"(?<=\de)\+{BEFORE_NUMBER}", "", text)
-    return re.sub(rf"({WORD} )\+{BEFORE_NUMBER}", r"\1", text)
-
-
-def _drop_hyphens(text: str) -> str:
-    """Drop hyphens and dashes. The marks - that remain are minus signs."""
-    if "-" not in text:
-        return text
-    # Hyphens after a word: covid-19 → covid19
-    text = re.sub(rf"({WORD})-+(?=\w)", r"\1", text)
-    # Hyphens before a word: x-ray → xray, but not x-1.
-    text = re.sub(rf"(?<=\w)-+(?={WORD})", "", text)
-    # Dashes after a word: world war ii - 1939 → world war ii 1939
-    text = re.sub(rf"({WORD} )-+ ", r"\1", text)
-    # Dashes before a word: 1939 - world war ii → 1939 world war ii, but not x - 1.
-    text = re.sub(rf"(?<!\S)-+ (?={WORD})", "", text)
-    # Ranges: 18-20 → 18 20, 50% - 60% → 50 60%, but not x^2-1.
-    return re.sub(rf"(?<![\w.^])({NUMBER})%? ?-+ ?{BEFORE_NUMBER}", r"\1 ", text)
-
-
-def _join_signs(text: str) -> str:
-    """Drop the blanks around signs and comparisons, and the brackets after them: x - 1 → x-1, t > 0 → t>0."""
-    # Before a sign, the blank after a digit or a mark goes, but not the blank after a plus: c++ < d.
-    text = re.sub(rf"(?<!{LETTER})(?<!\+) (?={SIGN})", "", text)
-    # The blank after a symbol goes, too, but not the blank after a word: it is < 5.
-    text = re.sub(rf"({SYMBOL}) (?={SIGN})", r"\1", text)
-    # After a sign, blanks and brackets go, unless the sign ends a name: disney+ and hulu, c++ language.
-    after_a_name = rf"(?<={LETTER}[-+])(?= {WORD})|(?<=\+\+)(?= )"
-    return re.sub(rf"(?<={SIGN})(?!{after_a_name}){OPENING}+", "", text)
-
-
-def _drop_marks(text: str) -> str:
-    """Drop all marks but operators, the points of numbers, and the # of C#."""
-    mark = (
-        r"(?:[!\"%&'()*?@[\\\]_`{|}~]"
-        r"|\.(?!\d)"  # a point, unless a digit follows, as in 3.14 or .5
-        r"|(?<=\.)\."  # a point that follows another, also before a digit: ..5
-        r"|(?<!\w)#)"  # a #, unless it follows a word, as in C#
-    )
-    # Marks that become blanks: red,blue → red blue, f(-1) → f -1, 5·300 → 5 300
-    text = re.sub(r"[,:;]", " ", text)
-    text = re.sub(r"[*({\[](?=[-+])", " ", text)
-    text = re.sub(rf"(?<=\d){mark}+{BEFORE_NUMBER}", " ", text)
-    # Marks that vanish: (b) → b
-    return re.sub(mark, "", text)
+RULES = (
+    # Write comparisons, powers, abbreviations and numbers in one way.
+    Rule(("x <= 5", "x ≤ 5"), "<=", "≤"),
+    Rule(("x >= 5", "x ≥ 5"), ">=", "≥"),
+    Rule(("x != 5", "x ≠ 5"), "!=", "≠"),
+    Rule(("x == 5", "x = 5"), "==", "="),
+    Rule(("$5", "5"), r"\$"),
+    Rule(("**paris**.", "paris."), r"(?<![\w)}\]|])\*\*(\S[^*]*)\*\*", r"\1", keeps="x**2"),
+    Rule(("red \n blue", "red blue"), r"\s+", " "),
+    Rule((" red ", "red"), "^ | $"),
+    Rule(("u.s. yes!", "us yes"), rf"(?<={LETTER})[.!?\"]+"),
+    # The prime of x' stays.
+    Rule(("it's", "its"), rf"(?<={LETTER}{LETTER})'+", keeps="x'-1"),
+    Rule(("x ** 2", "x^2"), rf"{AFTER_OPERAND}( ?)\*\*\1{BEFORE_OPERAND}", "^"),
+    # Commas between thousands, also as written in India.
+    Rule(("1,234 1,00,000", "1234 100000"), r"(?<=\d),(?=(?:\d\d,){0,4}\d{3}(?!\d))", keeps="1,23"),
+    # Drop the blanks around operators that join two operands.
+    Rule(("x = 1 / (3)", "x=1/3)"), rf" ?([/=^]){OPENING}*", r"\1"),
+    Rule(("2xy + 3", "2xy+3"), rf"{AFTER_OPERAND} \+ {BEFORE_OPERAND}", "+"),
+    # Drop the plus of a positive number.
+    Rule(("+5", "5"), rf"^\+{BEFORE_NUMBER}", keeps="x+5"),
+    Rule(("1e+5", "1e5"), rf"(?<=\de)\+{BEFORE_NUMBER}"),
+    Rule(("it is +5", "it is 5"), rf"({WORD} )\+{BEFORE_NUMBER}", r"\1", keeps="x +5"),
+    # Drop hyphens (covid-19), dashes and the marks of ranges. The marks - that remain are minus signs.
+    Rule(("covid-19", "covid19"), rf"({WORD})-+(?=\w)", r"\1", keeps="x-1"),
+    Rule(("x-ray", "xray"), rf"(?<=\w)-+(?={WORD})", keeps="x-sin y"),
+    Rule(("world war ii - 1939", "world war ii 1939"), rf"({WORD} )-+ ", r"\1", keeps="x - 1"),
+    Rule(("1939 - world war ii", "1939 world war ii"), rf"(?<!\S)-+ (?={WORD})", keeps="1939 - x"),
+    Rule(("18-20", "18 20"), rf"(?<![\w.^])({NUMBER})%? ?-+ ?{BEFORE_NUMBER}", r"\1 ", keeps="x^2-1"),
+    # Drop the blanks around signs and comparisons, and the brackets after them.
+    Rule(("5 - x", "5- x"), rf"(?<!{LETTER})(?<!\+) (?={SIGN})", keeps="c++ < d"),
+    Rule(("x - 1", "x- 1"), rf"({SYMBOL}) (?={SIGN})", r"\1", keeps="it is < 5"),
+    Rule(("x- (1)", "x-1)"), rf"(?<={SIGN})(?!{AFTER_A_NAME}){OPENING}+", keeps="disney+ and c++ language"),
+    # Marks that separate become blanks.
+    Rule(("red,blue", "red blue"), "[,:;]", " "),
+    Rule(("f(-1)", "f -1)"), r"[*({\[](?=[-+])", " "),
+    Rule(("5*300", "5 300"), rf"(?<=\d){MARK}+{BEFORE_NUMBER}", " "),
+    # All other marks without a value vanish.
+    Rule(("(b) 5%", "b 5"), MARK, keeps="c# 3.14"),
+)
 
 
 # NFKC, Unicode's compatibility form, lacks these plain forms: minus, two slashes, times, two apostrophes.
