@@ -27,10 +27,7 @@ END_TOKENS_OF = {
     "Yuan": "<eod>",
 }
 END_TOKENS = " ".join(END_TOKENS_OF.values()).split()
-# The end of a text is matched in the reversed text. A search from the front would start at each blank of a
-# long run of blanks, and its time would grow with the square of their number.
-_REVERSED_TOKENS = "|".join(re.escape(token[::-1]) for token in END_TOKENS)
-REVERSED_END = re.compile(rf"(\s*({_REVERSED_TOKENS}))+\s*", re.IGNORECASE)
+END_TOKEN = re.compile("|".join(map(re.escape, END_TOKENS)), re.IGNORECASE)
 
 
 def reply_of(written: str, *, label: str = "", reasoning: str = "", finish: str = "stop") -> Reply:
@@ -78,5 +75,10 @@ def is_closing(tag: re.Match[str]) -> bool:
 
 def without_end_tokens(text: str) -> str:
     """The text without the control tokens at its end, and without the white space around them."""
-    end = REVERSED_END.match(text[::-1])
-    return text[: len(text) - end.end()] if end else text
+    end = len(text)
+    for token in reversed(list(END_TOKEN.finditer(text))):
+        after = text[token.end() : end]
+        if after.strip():
+            break
+        end = token.start()
+    return text if end == len(text) else text[:end].rstrip()
