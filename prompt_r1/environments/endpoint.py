@@ -137,7 +137,10 @@ class Endpoint(Source):
         self.fields = fields
 
     def check_listening(self) -> None:
-        """Raise FatalEnvError if the server is on this machine, and nothing listens at its port."""
+        """Raise FatalEnvError if the server is on this machine, and nothing listens at its port.
+
+        The first request would find this, too, but only after torch has been imported.
+        """
         if not is_loopback(self.base_url):
             return
         url = httpx.URL(self.base_url)
