@@ -148,7 +148,7 @@ class SharedCall:
     """A call that several games make at the same time. One of them sends it, and the others wait."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    failed_with: EnvError | Resumable | None = None
+    failed_with: EnvError | Resumable | None = None  # the error of the call that was sent
 
 
 class FailedCalls:
@@ -162,8 +162,8 @@ class FailedCalls:
         """Note a call that got a reply."""
         self._failed.append(False)
 
-    def note_failure(self, failure: EnvError | Resumable) -> EnvError | Resumable:
-        """Note a call that failed. Returns its error, or Resumable if too many calls have failed."""
+    def error_after(self, failure: EnvError | Resumable) -> EnvError | Resumable:
+        """Note a call that failed. Returns the error to raise: Resumable if too many calls have failed."""
         if isinstance(failure, Resumable):  # The run ends, whatever its calls.
             return failure
         self._failed.append(True)
@@ -220,24 +220,34 @@ class Environment:
             async with shared.lock:
                 if shared.failed_with:
                     raise shared.failed_with
-                if recorded := self.journal.reply(call.key):
-                    reply, cost = recorded
-                    client.counts["reused"] += 1
-                    call.bill.spent += cost
-                else:
-                    reply = await self._send(call)
-                    self._failed_calls.note_reply()
-        except (EnvError, Resumable) as failure:
-            if not shared.failed_with:  # This call was sent. The equal calls that wait for it fail with it.
-                shared.failed_with = self._failed_calls.note_failure(failure)
-                self._shared_calls.pop(call.key, None)  # A later call is sent again.
+                reply = await self._reply_to(call, shared)
+        except (EnvError, Resumable):
             # A resumed run may repeat the call with another number of requests, and `spent` must be the same.
             # So a failed call is always one call without tokens.
             call.bill.spent += Spending(calls=1)
             client.counts["errors"] += 1
-            raise shared.failed_with from None
+            raise
         if reply.label:
             client.counts[f"outcomes/{reply.label}"] += 1
+        return reply
+
+    async def _reply_to(self, call: Call, shared: SharedCall) -> Reply:
+        """Take the reply from the journal, or send the call.
+
+        If the call fails, the equal calls that wait for it fail with the same error.
+        """
+        if recorded := self.journal.reply(call.key):
+            reply, cost = recorded
+            call.client.counts["reused"] += 1
+            call.bill.spent += cost
+            return reply
+        try:
+            reply = await self._send(call)
+        except (EnvError, Resumable) as failure:
+            shared.failed_with = self._failed_calls.error_after(failure)
+            self._shared_calls.pop(call.key, None)  # A later call is sent again.
+            raise shared.failed_with from None
+        self._failed_calls.note_reply()
         return reply
 
     async def _send(self, call: Call) -> Reply:
