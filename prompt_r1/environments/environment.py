@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from weakref import WeakValueDictionary
 
-from prompt_r1.environments.budget import FREE, Bill, Budget, Price
+from prompt_r1.environments.budget import FREE, Bill, Budget, Price, check_usd_limit
 from prompt_r1.environments.journal import Journal
 from prompt_r1.environments.route import Route
 from prompt_r1.environments.sources import (
@@ -341,6 +341,10 @@ class Environment:
             # The journal comes last, because a full disk must not leave the reservation in the budget.
             prompt = call.messages[-1]["content"]
             self.journal.end(number, call.key, cost, reply, source=client.source.name, prompt=prompt)
+
+    def check_usd_limit(self, flag: str) -> None:
+        """Raise UsageError if the limit of dollars that `flag` names cannot be kept."""
+        check_usd_limit(flag, [(client.price, client.source.reply_limit) for client in self.clients])
 
     async def close(self) -> None:
         """Close the connections. Another call opens new ones."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from prompt_r1.chat_template import encodable
-from prompt_r1.environments.budget import Bill, check_usd_limit
+from prompt_r1.environments.budget import Bill
 from prompt_r1.environments.check import check_servers
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.own import Answering
@@ -184,9 +184,7 @@ class Pair:
     def _start(self, question: str, limits: Limits, on_piece: OnPiece | None = None) -> Future[Trajectory]:
         """Start a game in the loop. Raises UsageError for dollars without a price, and for a closed pair."""
         if limits.usd is not None:
-            clients = self._pair.environment.clients
-            sources = [(client.price, client.source.reply_limit) for client in clients]
-            check_usd_limit("Limits(usd=…)", sources)
+            self._pair.environment.check_usd_limit("Limits(usd=…)")
         with self._lock:
             if self._loop.is_closed():
                 raise UsageError("this pair is closed: load it again")
