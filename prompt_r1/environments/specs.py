@@ -132,24 +132,27 @@ def check_environment(
     *,
     trusted: Collection[str] = (),
     prices: Mapping[str, Price] | None = None,
+    fields: Mapping[str, object] | None = None,
 ) -> CheckedEnvironment:
     """Check an environment with its settings, before it is opened. `env` is a SPEC, or a user's object.
 
     `trusted` has the names that the user trusts (`trusted_names`). `prices`, by the names of environments,
-    replaces --env-price. Raises UsageError for wrong settings, for names that stand for no environment, and
-    for a server of this machine that does not listen.
+    replaces --env-price, and `fields` of the requests replace --env-args. Raises UsageError for wrong
+    settings, for names that stand for no environment, and for a server of this machine that does not listen.
 
     Nothing here imports torch or loads a model. So the programs call this function first, to report an error
     at once.
     """
+    if fields is None:
+        fields = parse_fields(config.env_args)
     if isinstance(env, str):
         names = env.split(",")
         if prices is None:
             prices = parse_prices(config.env_price, names)
-        sources = [find_source(name, config, trusted, prices[name]) for name in names]
+        sources = [find_source(name, config, fields, trusted, prices[name]) for name in names]
     else:
         prices = parse_prices(config.env_price, ["env"])
-        sources = [_source_of_object(lambda seed: env, config, prices["env"])]
+        sources = [_source_of_object(lambda seed: env, fields, prices["env"])]
     Route(config.route, len(sources))  # This raises UsageError for a wrong route.
     checked = CheckedEnvironment(config, sources)
     is_free = all(source.price == FREE for source in sources)
@@ -161,15 +164,13 @@ def check_environment(
 
 
 def find_source(
-    name: str, config: EnvironmentConfig, trusted: Collection[str], price: Price
+    name: str, config: EnvironmentConfig, fields: Mapping[str, object], trusted: Collection[str], price: Price
 ) -> CheckedSource:
     """Find what a name stands for. Raises UsageError if it cannot be opened."""
     form = form_of_name(name)
     if form == "object":
         make = BUILT_IN[name] if name in BUILT_IN else _import(name, trusted)
-        return _source_of_object(make, config, price, name=name)
-
-    fields = parse_fields(config.env_args)
+        return _source_of_object(make, fields, price, name=name)
     if form == "local":
         _check_model_of(name)
         local_fields = fields_of_local_model(name, fields)
@@ -199,10 +200,10 @@ def find_source(
 
 
 def _source_of_object(
-    make: Callable[[int], Any], config: EnvironmentConfig, price: Price, *, name: str = ""
+    make: Callable[[int], Any], fields: Mapping[str, object], price: Price, *, name: str = ""
 ) -> CheckedSource:
     """An object with `ask` as a source. `make` returns the object, for the seed of the run."""
-    reply_limit = limit_in(parse_fields(config.env_args))
+    reply_limit = limit_in(fields)
 
     def open_object(seed: int, device: "torch.device | None") -> Source:
         return OwnSource(make(seed), seed=seed, name=name, priced=price != FREE, reply_limit=reply_limit)

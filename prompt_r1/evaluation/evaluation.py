@@ -3,9 +3,8 @@
 This file does not import torch, because an `Evaluation` is made before torch is imported (preflight.py).
 """
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -83,7 +82,5 @@ class Evaluation:
         Raises UsageError if it cannot be opened.
         """
         settings = self.environments.get(spec, self.config)
-        if fields is not None:
-            settings = replace(settings, env_args=json.dumps(fields))
         trusted = trusted_names(typed=[*self.config.env, self.config.optimizer_env], opened=self.specs)
-        return check_environment(spec, settings, trusted=trusted, prices=self.prices)
+        return check_environment(spec, settings, trusted=trusted, prices=self.prices, fields=fields)
