@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
-from transformers.utils import logging
+from transformers.utils import logging as transformers_logging
 
 from prompt_r1.miniworld.demonstrations import Demonstration, demonstrations
 from prompt_r1.model.fine_tuning import fine_tune
@@ -73,7 +73,7 @@ def mini_agent(seed: int, cache_dir: Path | str) -> Path:
 
 def _build_and_save(seed: int, folder: Path) -> None:
     model, tokenizer = build_agent(seed, demonstrations(seed))
-    logging.disable_progress_bar()  # Where nobody reads stderr, it would raise BrokenPipeError.
+    transformers_logging.disable_progress_bar()  # Where nobody reads stderr, it would raise BrokenPipeError.
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 

@@ -74,9 +74,9 @@ def _save_as_float32(file: Path, folder: Path) -> None:
     """Save the model and tokenizer of a GGUF file in a folder."""
     import torch  # This import takes seconds.
     from transformers import AutoModelForCausalLM, AutoTokenizer
-    from transformers.utils import logging
+    from transformers.utils import logging as transformers_logging
 
-    logging.disable_progress_bar()
+    transformers_logging.disable_progress_bar()
     try:
         tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
         model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)

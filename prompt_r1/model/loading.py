@@ -26,8 +26,6 @@ from prompt_r1.model import attention
 from prompt_r1.model.machine import forget_peak, memory_left
 from prompt_r1.model.policy import Policy
 
-# The kinds of RoPE whose frequencies depend on the length of the row.
-LENGTH_DEPENDENT = {"dynamic", "longrope"}
 LAYER_TYPES = {"full_attention", "sliding_attention"}  # the kinds of layers that we support
 
 
@@ -187,22 +185,24 @@ def model_folder(path: str | Path) -> Path:
 def longest_game(config: PretrainedConfig) -> int | None:
     """How many tokens a game may have with this model; None: any number.
 
-    The learned positions of a model end at this length. With a RoPE of a kind in LENGTH_DEPENDENT, a
-    longer game changes the frequencies of the whole row, and so all games in the row or in the cache.
+    The learned positions of a model end at this length. With a RoPE whose frequencies depend on the length
+    of the row, a longer game changes all games in its row or in the cache.
     """
     text = config.get_text_config()
+    positions: Any = getattr(text, "max_position_embeddings", None)
     rope = getattr(text, "rope_parameters", None) or {}
+    if not rope:
+        return positions  # The model has learned positions, or none.
     # If each type of layer has its own RoPE, `rope` has a dictionary for each type.
     ropes = [rope, *(value for value in rope.values() if isinstance(value, dict))]
-    kinds = {parameters.get("rope_type") for parameters in ropes}
-    has_learned_positions = not rope
-    if not has_learned_positions and kinds.isdisjoint(LENGTH_DEPENDENT):
-        return None
-    limits = [getattr(text, "max_position_embeddings", None)]
+    limits = []
     for parameters in ropes:
-        if parameters.get("rope_type") == "longrope":
-            limits.append(parameters.get("original_max_position_embeddings"))
-    return min([limit for limit in limits if limit and limit > 0], default=None)
+        match parameters.get("rope_type"):
+            case "dynamic":
+                limits.append(positions)
+            case "longrope":
+                limits.append(parameters.get("original_max_position_embeddings") or positions)
+    return min(limits, default=None)
 
 
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
