@@ -15,7 +15,6 @@ the step is written down, they add up their metrics.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 if __name__ == "__main__":  # Show --help and usage errors before the imports below, which take seconds.
     from prompt_r1.programs.installation import check_installation
@@ -32,7 +31,7 @@ from torch import Tensor
 
 from prompt_r1.errors import Resumable
 from prompt_r1.evaluation.after_training import compare_on_test
-from prompt_r1.grpo import compare_games
+from prompt_r1.grpo import LossColumns, compare_games
 from prompt_r1.model.policy import Policy
 from prompt_r1.pair.agent import Sampling, play_question
 from prompt_r1.programs.command_line import run_program
@@ -86,20 +85,30 @@ def train(run: Run, record: Record) -> None:
             mini_batches = run.mini_batches(games_PG)
             # π_old is the policy that played. For later mini-batches, measure it before the weights move.
             old_logprobs = [measure_old(policy, micro_batches) for micro_batches in mini_batches[1:]]
-            for index, micro_batches in enumerate(mini_batches):
+            for mini_number, micro_batches in enumerate(mini_batches):
                 # With FSDP, all ranks compute each forward together. So they have equally many micro-batches.
-                for number, batch in enumerate(micro_batches):
+                for micro_number, batch in enumerate(micro_batches):
                     output = policy(batch.packed)
                     # In the first mini-batch the weights have not moved: its own forward is π_old.
-                    old = output.logprobs.detach() if index == 0 else old_logprobs[index - 1][number]
-                    # The reference is a frozen copy of the agent before training. With kl_coef 0 there is
-                    # none, and `grpo_loss` measures the KL to π_old.
-                    reference = run.reference_logprobs(batch.packed)
-                    columns = replace(batch.columns, old=old, reference=reference)
+                    # `old_logprobs` begins with the second mini-batch.
+                    if mini_number == 0:
+                        old = output.logprobs.detach()
+                    else:
+                        old = old_logprobs[mini_number - 1][micro_number]
+                    columns = LossColumns(
+                        old=old,
+                        # The reference is a frozen copy of the agent before training. With kl_coef 0 there is
+                        # none, and `grpo_loss` measures the KL to π_old.
+                        reference=run.reference_logprobs(batch.packed),
+                        engine=batch.engine,
+                        advantages=batch.advantages,
+                        weights=batch.weights,
+                        game=batch.game,
+                    )
                     loss = run.loss_function(output.logprobs, columns)
                     loss.total.backward()
                     stats.add(columns, output, loss)
-                if index == 0:
+                if mini_number == 0:
                     # Engine and policy must give the tokens of the games the same log-probabilities.
                     # Otherwise, the engine played with other weights than those that learn.
                     check_gap(policy, ranks, stats, run.gap_limit)

@@ -8,7 +8,7 @@ import math
 import random
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch.optim import Optimizer
@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwe
 from prompt_r1.engine.engine import Engine
 from prompt_r1.engine.kv_cache import TokenSequence
 from prompt_r1.engine.scheduler import Job, Scheduler
-from prompt_r1.grpo import grpo_loss
+from prompt_r1.grpo import LossColumns, grpo_loss
 from prompt_r1.model.distributed import Ranks
 from prompt_r1.model.policy import Policy
 from prompt_r1.pair.named_agent import resolve_agent
@@ -197,7 +197,14 @@ def learn_from(
     stats = UpdateStats()
     for batch in batches:
         output = policy(batch.packed)
-        columns = replace(batch.columns, old=output.logprobs.detach())
+        columns = LossColumns(
+            old=output.logprobs.detach(),
+            reference=None,
+            engine=batch.engine,
+            advantages=batch.advantages,
+            weights=batch.weights,
+            game=batch.game,
+        )
         loss = grpo_loss(output.logprobs, columns, **settings)
         loss.total.backward()
         stats.add(columns, output, loss)

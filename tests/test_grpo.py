@@ -12,7 +12,7 @@ from prompt_r1.grpo import Loss, compare_games, group_advantages, grpo_loss
 from prompt_r1.training.batches import Batch, make_batch, micro_batches_of
 from prompt_r1.types import Reward, ScoredGame
 from tests.support import tiny
-from tests.support.games import CPU, ONE_RANK, random_game, random_scored_games
+from tests.support.games import CPU, ONE_RANK, columns_of, random_game, random_scored_games
 
 CLIP = 0.2
 KL_COEF = 0.1  # the coefficient in the loss and in the loop
@@ -27,9 +27,8 @@ def batches_of(
 
 def loss_of(batch: Batch, logprobs: torch.Tensor, **changes) -> Loss:
     """The loss of a batch, with the engine's log-probabilities as the old ones and as the reference."""
-    engine = batch.columns.engine
-    old, reference = changes.pop("old", engine), changes.pop("ref", engine)
-    columns = replace(batch.columns, old=old, reference=reference)
+    old, reference = changes.pop("old", batch.engine), changes.pop("ref", batch.engine)
+    columns = columns_of(batch, old=old, reference=reference)
     settings = {"clip": CLIP, "clip_high": 0.0, "kl_coef": 0.0, "importance_cap": 0.0}
     return grpo_loss(logprobs, columns, **settings | changes)
 
@@ -38,8 +37,7 @@ def batch_of(advantages: torch.Tensor, weights: torch.Tensor) -> Batch:
     """A micro-batch of these tokens."""
     empty = make_batch([], lambda game: 1.0, CPU)
     engine = torch.zeros_like(weights)
-    columns = replace(empty.columns, engine=engine, advantages=advantages, weights=weights)
-    return replace(empty, columns=columns)
+    return replace(empty, engine=engine, advantages=advantages, weights=weights)
 
 
 @pytest.mark.parametrize("token_mean", [False, True])
@@ -51,7 +49,7 @@ def test_the_loss_equals_a_loop_over_tokens_in_float64(token_mean, cap, clip_hig
     """
     games, total = random_scored_games(), 0.0
     for batch in batches_of(games, token_mean=token_mean, tokens_per_batch=tokens_per_batch):
-        engine = batch.columns.engine
+        engine = batch.engine
         old, new, ref = (engine + shift * torch.sin(c * engine) for shift, c in SHIFTS)
         settings = {"clip_high": clip_high, "kl_coef": KL_COEF, "importance_cap": cap}
         total += loss_of(batch, new, old=old, ref=ref, **settings).total.item()
@@ -102,7 +100,7 @@ def test_environment_text_gets_no_gradient():
     for game in sorted(games, key=lambda game: len(game.trajectory.tokens), reverse=True):
         pairs = zip(game.trajectory.tokens, game.trajectory.sampled, strict=True)
         targets += [token for token, sampled in pairs if sampled]
-    assert batch.packed.targets.tolist() == targets and len(batch.columns.weights) == len(targets)
+    assert batch.packed.targets.tolist() == targets and len(batch.weights) == len(targets)
 
 
 def test_clip_frac_counts_the_tokens_whose_ratio_is_clipped_against_their_advantage():

@@ -13,7 +13,6 @@ from itertools import compress, groupby
 import torch
 from torch import Tensor
 
-from prompt_r1.grpo import LossColumns
 from prompt_r1.model.distributed import Ranks
 from prompt_r1.model.packing import Packed, pack
 from prompt_r1.training.row_plans import by_opening, divide
@@ -25,9 +24,11 @@ class Batch:
     """A micro-batch: games with N agent tokens."""
 
     packed: Packed  # the games as one row, for a forward
-    # What the games tell of their agent tokens. The loop of train.py measures π_old and π_ref, and replaces
-    # `old` and `reference`. Until then they are the engine's log-probabilities and None.
-    columns: LossColumns
+    # Of each agent token, as in `grpo.LossColumns`:
+    engine: Tensor  # (N,) log π_engine
+    advantages: Tensor  # (N,)
+    weights: Tensor  # (N,)
+    game: Tensor  # (N,) int64
 
 
 def games_to_learn_from(
@@ -132,15 +133,13 @@ def make_batch(
     def column(values: list[float]) -> Tensor:
         return torch.tensor(values, dtype=torch.float32, device=device)
 
-    columns = LossColumns(
-        old=column(engine),
-        reference=None,
+    return Batch(
+        packed,
         engine=column(engine),
         advantages=column(advantages),
         weights=column(weights),
         game=torch.tensor(game_numbers, dtype=torch.long, device=device),
     )
-    return Batch(packed, columns)
 
 
 def made_up_game(logprobs: Sequence[float], *, advantage: float) -> ScoredGame:

@@ -5,7 +5,6 @@ The user's loss is tried before the first game, and each of its results is check
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -110,7 +109,13 @@ def batch_of_trial(games: Sequence[ScoredGame], *, has_reference: bool) -> tuple
         return 1 / (len(TRIAL) * sum(trajectory.sampled))
 
     batch = make_batch(games, token_weight, torch.device("cpu"))
-    engine = batch.columns.engine
-    logprobs = (1.2 * engine).requires_grad_()
-    reference = 0.9 * engine if has_reference else None
-    return logprobs, replace(batch.columns, old=1.1 * engine, reference=reference)
+    logprobs = (1.2 * batch.engine).requires_grad_()
+    columns = LossColumns(
+        old=1.1 * batch.engine,
+        reference=0.9 * batch.engine if has_reference else None,
+        engine=batch.engine,
+        advantages=batch.advantages,
+        weights=batch.weights,
+        game=batch.game,
+    )
+    return logprobs, columns

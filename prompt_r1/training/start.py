@@ -139,7 +139,7 @@ def warm_up(run: Run) -> None:
     games = [game] * max(1, run.config.tokens_per_batch // game_tokens)
     batch = make_batch(games, lambda trajectory: 0.0, run.policy.device)
     run.reference_logprobs(batch.packed)
-    (batch.columns.weights * run.policy(batch.packed).logprobs).sum().backward()
+    (batch.weights * run.policy(batch.packed).logprobs).sum().backward()
     run.optimizer.zero_grad(set_to_none=True)
 
 

@@ -12,7 +12,7 @@ from prompt_r1.grpo import LossColumns
 from prompt_r1.model.distributed import Ranks
 from prompt_r1.training.batches import micro_batches_of
 from prompt_r1.types import ScoredGame
-from tests.support.games import CPU, random_scored_games
+from tests.support.games import CPU, columns_of, random_scored_games
 
 CLIP, CLIP_HIGH, KL_COEF = 0.05, 0.3, 0.1
 # Amplitude and frequency of the changes of the old, the new and the reference log-probabilities.
@@ -144,10 +144,10 @@ def test_a_loss_and_its_gradient_equal_a_loop(name, cap, token_mean, ranks, toke
         for batch in micro_batches_of(
             games, of_rank, tokens_per_batch=tokens_per_batch, token_mean=token_mean
         ):
-            engine = batch.columns.engine.double()
+            engine = batch.engine.double()
             old, new, reference = (engine + shift * torch.sin(c * engine) for shift, c in SHIFTS)
             new.requires_grad_()
-            columns = replace(batch.columns, engine=engine, old=old, reference=reference)
+            columns = columns_of(replace(batch, engine=engine), old=old, reference=reference)
             loss = getattr(losses, name)(new, columns, **settings)
             loss.total.backward()
             assert new.grad is not None and loss.token_kl.shape == new.shape

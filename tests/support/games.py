@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from prompt_r1.engine.engine import Engine
-from prompt_r1.grpo import compare_games
+from prompt_r1.grpo import LossColumns, compare_games
 from prompt_r1.model.distributed import Ranks
 from prompt_r1.model.packing import Packed, pack
 from prompt_r1.model.policy import Policy, PolicyOutput
@@ -207,6 +207,18 @@ class Learner:
             tokens_per_batch=self.config.tokens_per_batch,
             token_mean=self.config.token_mean,
         )
+
+
+def columns_of(batch: Batch, *, old: Tensor, reference: Tensor | None = None) -> LossColumns:
+    """The columns of the loss of a micro-batch, as train.py makes them."""
+    return LossColumns(
+        old=old,
+        reference=reference,
+        engine=batch.engine,
+        advantages=batch.advantages,
+        weights=batch.weights,
+        game=batch.game,
+    )
 
 
 def score_and_compare(

@@ -150,8 +150,7 @@ def test_advantages_and_logprobs_stay_with_their_tokens_where_games_of_two_quest
     played = [random_game(seed) for seed in (0, 3, 1, 4)]  # 0 and 1 share an opening, 3 and 4 another
     games = [ScoredGame(game, Reward(0, 0, 0), float(number), number) for number, game in enumerate(played)]
     batch = make_batch(games, lambda game: float(sum(game.sampled)), CPU)
-    columns = batch.columns
-    rows = zip(batch.packed.targets, columns.engine, columns.advantages, columns.weights, strict=True)
+    rows = zip(batch.packed.targets, batch.engine, batch.advantages, batch.weights, strict=True)
     assert Counter((int(token), *map(float, row)) for token, *row in rows) == Counter(
         (token, logprob, float(number), float(sum(game.sampled)))
         for number, game in enumerate(played)
@@ -161,8 +160,7 @@ def test_advantages_and_logprobs_stay_with_their_tokens_where_games_of_two_quest
         if sampled
     )
     games_of_advantages = {
-        (int(game), float(advantage))
-        for game, advantage in zip(columns.game, columns.advantages, strict=True)
+        (int(game), float(advantage)) for game, advantage in zip(batch.game, batch.advantages, strict=True)
     }
     assert sorted(games_of_advantages) == [(0, 0.0), (1, 2.0), (2, 1.0), (3, 3.0)], "in the order of the row"
 
@@ -171,8 +169,7 @@ def test_nothing_is_scored_in_an_empty_batch_and_its_gradients_are_zero():
     """The pass of a rank that has no game, while the others have one."""
     policy, batch = tiny.policy(), make_batch([], lambda game: 1.0, CPU)
     logprobs = policy(batch.packed).logprobs
-    columns = batch.columns
-    tensors = (logprobs, columns.engine, columns.advantages, columns.weights, columns.game)
+    tensors = (logprobs, batch.engine, batch.advantages, batch.weights, batch.game)
     assert [tensor.shape for tensor in tensors] == [(0,)] * 5
     logprobs.sum().backward()
     gradients = [weight.grad for weight in policy.parameters()]
@@ -184,7 +181,7 @@ def test_a_token_has_the_advantage_of_its_turn():
     games = random_scored_games(3)
     games[1] = replace(games[1], turn_advantages=(0.25, -4.0))
     batch = make_batch(games, lambda game: 1.0, CPU)
-    found = dict(zip(batch.columns.engine.tolist(), batch.columns.advantages.tolist(), strict=True))
+    found = dict(zip(batch.engine.tolist(), batch.advantages.tolist(), strict=True))
     for one in games:
         trajectory = one.trajectory
         end_of_first_turn = trajectory.sampled.index(False, trajectory.opening_length)
@@ -244,8 +241,7 @@ def test_the_means_of_the_loss_are_over_the_games_that_are_learned_from(token_me
         kept_PG = games_to_learn_from(games_PG, ONE_RANK, mask_truncated=False, skip_no_spread=skip)
         [games] = mini_batches_of(kept_PG, ONE_RANK, mini_batch=100)
         for batch in micro_batches_of(games, ONE_RANK, tokens_per_batch=50, token_mean=token_mean):
-            columns = batch.columns
-            (columns.weights * columns.advantages * policy(batch.packed).logprobs).sum().backward()
+            (batch.weights * batch.advantages * policy(batch.packed).logprobs).sum().backward()
         gradients.append(torch.cat([weight.grad.flatten() for weight in policy.parameters()]))
         sizes.append(sum(sum(one.trajectory.sampled) for one in games) if token_mean else len(games))
     assert sizes[0] > sizes[1]

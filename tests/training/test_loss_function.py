@@ -152,8 +152,7 @@ def test_a_users_loss_replaces_eq_17(own):
     )
     learner.learn([games])
     for batch in Learner(twin, tokens_per_batch=10_000).micro_batches(games):
-        columns = batch.columns
-        (-columns.weights * columns.advantages * twin(batch.packed).logprobs).sum().backward()
+        (-batch.weights * batch.advantages * twin(batch.packed).logprobs).sum().backward()
     expected = torch.cat([weight.grad.flatten() for weight in twin.parameters()])
     expected *= min(1.0, 1.0 / expected.norm().item())
     assert (gradients[0] - expected).norm() < 1e-5 * expected.norm()

@@ -31,7 +31,7 @@ from prompt_r1.training.batches import make_batch
 from prompt_r1.training.row_plans import divide
 from prompt_r1.types import ScoredGame, Trajectory
 from tests.support import tiny
-from tests.support.games import CPU, change_logprobs, random_scored_games, record_logprobs_of
+from tests.support.games import CPU, change_logprobs, columns_of, random_scored_games, record_logprobs_of
 
 pytestmark = [
     pytest.mark.slow,
@@ -167,7 +167,8 @@ def both_losses(
         with torch.no_grad():
             ref = reference(batch.packed).logprobs
         logprobs = policy(batch.packed).logprobs
-        columns = replace(batch.columns, engine=engine_of(batch.columns.old), reference=ref)
+        rounded = replace(batch, engine=engine_of(batch.engine))
+        columns = columns_of(rounded, old=batch.engine, reference=ref)
         loss_of_batch = loss_of(logprobs, columns, **settings)
         loss_of_batch.total.backward()
         loss += loss_of_batch.total.item()

@@ -159,7 +159,7 @@ def test_the_weights_of_a_mini_batch_sum_to_1_over_all_ranks(token_mean):
         played = games if ranks.count == 1 else games[4:] if ranks.rank else games[:4]
         [chosen] = mini_batches_of([played], ranks, mini_batch=8)
         batches = micro_batches_of(chosen, ranks, tokens_per_batch=64, token_mean=token_mean)
-        return sum(batch.columns.weights.sum().item() for batch in batches)
+        return sum(batch.weights.sum().item() for batch in batches)
 
     for count in (1, 2):
         assert sum(on_each_rank(count, weight_on)) == pytest.approx(1)
