@@ -310,11 +310,3 @@ def test_an_evaluation_that_has_begun_needs_no_key_to_write_its_tables_again(fol
 
 def test_an_agent_that_answers_alone_needs_no_key_of_its_training(folder):
     read_evaluation(["--agent", "own", "--data", "good.jsonl", "--method", "agent-only"])
-
-
-def test_a_rank_that_would_wait_in_vain_is_refused_at_once(folder, monkeypatch):
-    """A bug: rank 5 of 2 waited for an hour."""
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("RANK", "5")
-    with pytest.raises(UsageError, match=r"RANK is 5 of 2 ranks \(WORLD_SIZE\), .*from 0"):
-        read_training([])

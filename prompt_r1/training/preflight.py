@@ -8,11 +8,10 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from prompt_r1.data.questions import check_data
-from prompt_r1.environments.budget import parse_prices
 from prompt_r1.environments.specs import CheckedEnvironment, check_environment, is_mini, trusted_names
 from prompt_r1.errors import UsageError
 from prompt_r1.pair.named_agent import NamedAgent, resolve_agent
-from prompt_r1.programs.launcher import check_device, is_first_rank, launcher_number
+from prompt_r1.programs.launcher import check_device, is_first_rank
 from prompt_r1.reward import OwnReward
 from prompt_r1.settings.agent import HELD_OUT, MINI_AGENT, all_mini_data
 from prompt_r1.settings.flags import given_values
@@ -44,12 +43,10 @@ def read_training(arguments: list[str]) -> ChosenTraining:
     own_reward = import_reward(config.reward) if config.reward else None
     own_advantages = import_advantages(config.advantage_function) if config.advantage_function else None
     own_loss = import_loss(config.loss_function) if config.loss_function else None
-    _check_rank()
     check_device(config.device)
     if config.wandb and find_spec("wandb") is None:
         raise UsageError("--wandb: `pip install wandb`, or omit it: metrics.jsonl has the same numbers")
     agent = resolve_agent(config.agent)
-    parse_prices(config.env_price, config.env.split(","))
     environment = None
     if not config.dry_run:  # An estimate needs no key.
         # The SPEC of a YAML file does not count as typed, because the file may come from anyone.
@@ -91,13 +88,3 @@ def warnings_of(config: TrainConfig) -> list[str]:
             "small model (--config small), 1e-6 for a large one (--config paper)"
         )
     return warnings
-
-
-def _check_rank() -> None:
-    """Raise UsageError for a rank that would wait for an hour, and in vain, for the others."""
-    count = launcher_number("WORLD_SIZE", default=1)
-    rank = launcher_number("RANK", default=0)
-    if rank >= count:
-        raise UsageError(
-            f"RANK is {rank} of {count} ranks (WORLD_SIZE), which count from 0: start with torchrun"
-        )
