@@ -102,12 +102,11 @@ def become_rank(rank: int, count: int, port: int, errors: TextIO) -> None:
 
 
 def wait_for_ranks(ranks: Mapping[int, TextIO]) -> int:
-    """Wait until the ranks have ended, and return the exit code of rank 0. Forwards signals meanwhile.
+    """Wait until rank 0 has ended, and return its exit code. Forwards signals meanwhile.
 
     If rank 0 has succeeded, this waits for the other ranks. If rank 0 has failed, it does not wait for them:
-    the kernel kills them when this process exits. If a rank has already failed with another exit code than
-    rank 0, it may be the cause, so its stderr is printed.
-    Raises RankLost if rank 0 was killed, or if another rank fails after rank 0 has succeeded.
+    the kernel kills them when this process exits. Raises RankLost if rank 0 was killed, or if another rank
+    fails after rank 0 has succeeded.
     """
 
     def forward(number: int, frame: FrameType | None) -> None:
@@ -119,22 +118,42 @@ def wait_for_ranks(ranks: Mapping[int, TextIO]) -> int:
 
     for number in unignored_signals():
         signal.signal(number, forward)
-    first, *others = ranks
+    first, *_ = ranks
     _, status = os.waitpid(first, 0)
     code = os.waitstatus_to_exitcode(status)
     if code < 0:
         raise RankLost(f"rank 0 was killed by {signal.Signals(-code).name}: {RESUMES}")
-    succeeded = code == 0
-    for rank, process in enumerate(others, start=1):
-        # With WNOHANG, `ended` is 0 if the rank still runs.
-        ended, status = os.waitpid(process, 0 if succeeded else os.WNOHANG)
-        code_of_rank = os.waitstatus_to_exitcode(status)
-        failed_on_its_own = ended and code_of_rank not in (0, code)
-        if not failed_on_its_own:
-            continue
-        errors = ranks[process]
-        errors.seek(0)
-        sys.stderr.write(errors.read())
-        if succeeded:
-            raise RankLost(f"rank {rank} failed when the run had ended (exit code {code_of_rank}): {RESUMES}")
+    if code == 0:
+        wait_for_others(ranks)
+    else:
+        show_other_failures(ranks, code)
     return code
+
+
+def wait_for_others(ranks: Mapping[int, TextIO]) -> None:
+    """Wait until all ranks after rank 0 have ended. Raises RankLost if one fails, and prints its stderr."""
+    _, *others = ranks
+    for rank, process in enumerate(others, start=1):
+        _, status = os.waitpid(process, 0)
+        code = os.waitstatus_to_exitcode(status)
+        if code != 0:
+            print_errors(ranks[process])
+            raise RankLost(f"rank {rank} failed when the run had ended (exit code {code}): {RESUMES}")
+
+
+def show_other_failures(ranks: Mapping[int, TextIO], code: int) -> None:
+    """Print the stderr of each rank that has already failed with a different exit code than rank 0.
+
+    Such a rank may be the cause. `code` is the exit code of rank 0.
+    """
+    _, *others = ranks
+    for process in others:
+        ended, status = os.waitpid(process, os.WNOHANG)  # `ended` is 0 if the rank still runs.
+        if ended and os.waitstatus_to_exitcode(status) not in (0, code):
+            print_errors(ranks[process])
+
+
+def print_errors(errors: TextIO) -> None:
+    """Print what a rank wrote to its stderr."""
+    errors.seek(0)
+    sys.stderr.write(errors.read())
