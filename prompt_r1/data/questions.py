@@ -10,7 +10,7 @@ from prompt_r1.errors import UsageError
 from prompt_r1.miniworld.questions import check_part, mini_questions
 from prompt_r1.programs.launcher import is_first_rank
 from prompt_r1.programs.text import printable
-from prompt_r1.settings.agent import HELD_OUT, all_mini_data, is_mini_data, mini_part
+from prompt_r1.settings.agent import HELD_OUT, HUGGING_FACE_PREFIX, all_mini_data, is_mini_data, mini_part
 from prompt_r1.settings.functions import OBJECT_PREFIX, import_object, user_code
 from prompt_r1.types import Question
 
@@ -52,7 +52,7 @@ def check_data(names: Sequence[str]) -> None:
     for name in names:
         if is_mini_data(name):
             check_part(mini_part(name))
-        elif not name.startswith(("hf:", OBJECT_PREFIX)):
+        elif not name.startswith((HUGGING_FACE_PREFIX, OBJECT_PREFIX)):
             load_questions(name)
 
 

@@ -11,12 +11,15 @@ from typing import Any
 
 from prompt_r1.chat_template import encodable
 from prompt_r1.errors import UsageError, first_line
+from prompt_r1.settings.agent import HUGGING_FACE_PREFIX
 
 Fields = Mapping[str, Any]
 NumberedRows = Iterable[tuple[int, object]]  # Rows with their numbers, from 1.
 BATCH = 64  # Parquet rows are decoded in batches of this size, because a row may contain a book.
 MAX_CELL_CHARACTERS = 64 * 2**20  # A cell may contain a chapter.
-HUB_NAME = re.compile(r"hf:(?P<repository>[\w.-]+/[\w.-]+)(/(?P<config>[\w.-]+))?:(?P<split>.+)")
+HUB_NAME = re.compile(
+    rf"{HUGGING_FACE_PREFIX}(?P<repository>[\w.-]+/[\w.-]+)(/(?P<config>[\w.-]+))?:(?P<split>.+)"
+)
 
 
 class BadRow(Exception):
@@ -29,7 +32,7 @@ def read_rows(source: Path | str) -> NumberedRows:
     The rows of a .jsonl file are numbered by line; a table's header has no number. Raises UsageError with the
     file, the row and the reason: when it is called, or while the rows are read.
     """
-    if str(source).startswith("hf:"):
+    if str(source).startswith(HUGGING_FACE_PREFIX):
         return enumerate(_hub_rows(str(source)), start=1)
     path = Path(source)
     if not path.exists():

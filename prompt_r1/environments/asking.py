@@ -5,7 +5,7 @@ All evaluations, and the test at the end of a training, ask in this way.
 
 from prompt_r1.environments.specs import is_mini
 from prompt_r1.miniworld.environment import ANSWER_ONLY
-from prompt_r1.settings.agent import ANSWER_IN_TAGS
+from prompt_r1.settings.agent import ANSWER_IN_TAGS, names_of
 
 IN_TAGS = f"\n{ANSWER_IN_TAGS}"  # the request after the question
 
@@ -16,7 +16,7 @@ def request_of(spec: str) -> str:
     The mini world understands only ANSWER_ONLY. If a SPEC also names a real model, the answer is asked for in
     tags.
     """
-    return ANSWER_ONLY if all(is_mini(name) for name in spec.split(",")) else IN_TAGS
+    return ANSWER_ONLY if all(is_mini(name) for name in names_of(spec)) else IN_TAGS
 
 
 def read_answer(reply: str, request: str) -> tuple[str, float | None]:

@@ -21,7 +21,7 @@ from prompt_r1.errors import UsageError
 from prompt_r1.model.gguf import gguf_folder, is_gguf
 from prompt_r1.model.loading import load_policy, load_tokenizer, longest_game, vocabulary_of
 from prompt_r1.model.policy import Policy
-from prompt_r1.settings.agent import SMOLLM2
+from prompt_r1.settings.agent import HUGGING_FACE_PREFIX, SMOLLM2
 from prompt_r1.types import Message
 
 MAX_DIALOGUE_TOKENS = 8192  # tokens; less if the model supports less
@@ -146,7 +146,7 @@ def load_local(
     name: str, *, fields: Mapping[str, float], system: str, seed: int, slots: int, device: torch.device
 ) -> LocalSource:
     """Load the model of hf:DIR, hf:FILE.gguf or smollm2, with the arguments of LocalSource."""
-    given = name.removeprefix("hf:")
+    given = name.removeprefix(HUGGING_FACE_PREFIX)
     folder = gguf_folder(given) if is_gguf(given) else Path(given)
     compute = torch.float32 if device.type == "cpu" else torch.bfloat16
     tokenizer = load_tokenizer(folder)
@@ -161,7 +161,7 @@ def load_local(
     return LocalSource(
         policy,
         tokenizer,
-        name=name if name == SMOLLM2 else f"hf:{folder.resolve().name}",
+        name=name if name == SMOLLM2 else HUGGING_FACE_PREFIX + folder.resolve().name,
         fields=fields,
         folder=str(folder.resolve()),
         slots=slots,

@@ -20,7 +20,7 @@ from prompt_r1.errors import UsageError
 from prompt_r1.miniworld.environment import MiniEnvironment, MiniEnvironmentB
 from prompt_r1.model.gguf import gguf_file, is_gguf
 from prompt_r1.programs.reading import is_finite_number
-from prompt_r1.settings.agent import SMOLLM2, EnvironmentConfig
+from prompt_r1.settings.agent import HUGGING_FACE_PREFIX, SMOLLM2, EnvironmentConfig, names_of
 from prompt_r1.settings.functions import OBJECT_PREFIX, import_object
 
 if TYPE_CHECKING:  # torch is not imported here, so that a wrong SPEC is reported at once.
@@ -56,14 +56,14 @@ def form_of_name(name: str) -> NameForm:
     """
     if name in BUILT_IN or name.startswith(OBJECT_PREFIX):
         return "object"
-    if name == SMOLLM2 or name.startswith("hf:"):
+    if name == SMOLLM2 or name.startswith(HUGGING_FACE_PREFIX):
         return "local"
     return "url" if "@http" in name else "model"
 
 
 def is_mini(spec: str) -> bool:
     """Whether an environment is or includes the mini world, in this process or behind an endpoint."""
-    return any(part.split("@")[0] in MINI_ENVIRONMENTS for part in spec.split(","))
+    return any(part.split("@")[0] in MINI_ENVIRONMENTS for part in names_of(spec))
 
 
 def trusted_names(*, typed: Iterable[str], opened: Iterable[str]) -> Collection[str]:
@@ -83,7 +83,7 @@ def trusted_names(*, typed: Iterable[str], opened: Iterable[str]) -> Collection[
 
 
 def _names_in(specs: Iterable[str]) -> set[str]:
-    return {name for spec in specs for name in spec.split(",") if name}
+    return {name for spec in specs for name in names_of(spec) if name}
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ def check_environment(
     if fields is None:
         fields = parse_fields(config.env_args)
     if isinstance(env, str):
-        names = env.split(",")
+        names = names_of(env)
         if prices is None:
             prices = parse_prices(config.env_price, names)
         sources = [find_source(name, config, fields, trusted, prices[name]) for name in names]
@@ -221,7 +221,7 @@ def _import(name: str, trusted: Collection[str]) -> Callable[[int], Any]:
 
 def _check_model_of(name: str) -> None:
     """Raise UsageError if there is no model to load for hf:DIR, hf:FILE.gguf or smollm2."""
-    folder = name.removeprefix("hf:")
+    folder = name.removeprefix(HUGGING_FACE_PREFIX)
     if is_gguf(folder):
         gguf_file(folder)  # This raises UsageError if the file cannot be used.
     elif not (Path(folder) / "config.json").exists():

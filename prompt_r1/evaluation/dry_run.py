@@ -15,6 +15,7 @@ from prompt_r1.evaluation.imitation import CALLS
 from prompt_r1.evaluation.methods import METHODS
 from prompt_r1.evaluation.predictions import System, short_names
 from prompt_r1.evaluation.searches import Algorithm, data_of_searches
+from prompt_r1.settings.agent import names_of
 from prompt_r1.spending import Spending
 from prompt_r1.training.dry_run import Case, Estimate, cases_of, mean_bytes, prices_of_cases, shown_estimate
 from prompt_r1.types import GameSettings
@@ -42,7 +43,7 @@ def estimate(evaluation: Evaluation) -> str:
 
 def cases_of_system(evaluation: Evaluation, system: System) -> list[Case]:
     """What the two estimates assume of a system's games and calls."""
-    prices = [evaluation.prices[name] for name in system.environment.split(",")]
+    prices = [evaluation.prices[name] for name in names_of(system.environment)]
     agent = evaluation.systems[system]
     game = GameSettings() if agent is None else agent.config.game  # Without an agent, no cost depends on it.
     return cases_of(game, mean_bytes(evaluation.questions), evaluation.fields_of(system), prices)
@@ -78,7 +79,7 @@ def cost_of_searches(evaluation: Evaluation, system: System, case: Case, algorit
     """What the searches of a system cost in one case."""
     request = request_of(system.environment)
     optimizer = evaluation.config.optimizer_env or system.environment
-    price = prices_of_cases([evaluation.prices[name] for name in optimizer.split(",")])[case.name]
+    price = prices_of_cases([evaluation.prices[name] for name in names_of(optimizer)])[case.name]
     optimizer_call = price.of_call(OPTIMIZER_READS[case.name], OPTIMIZER_WRITES[case.name])
     calls = evaluation.config.optimize_calls or algorithm.authors_calls
     share = algorithm.optimizer_share if case.name == "likely" else HIGHEST_SHARE

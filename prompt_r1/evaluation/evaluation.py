@@ -17,6 +17,7 @@ from prompt_r1.evaluation.searches import Data, RequestFields
 from prompt_r1.evaluation.settings import EvaluateConfig
 from prompt_r1.pair.named_agent import NamedAgent
 from prompt_r1.programs.files import file_name
+from prompt_r1.settings.agent import names_of
 from prompt_r1.types import Question
 
 if TYPE_CHECKING:  # scores.py imports torch.
@@ -69,7 +70,7 @@ class Evaluation:
     @cached_property
     def prices(self) -> dict[str, Price]:
         """The price of each name in `specs`."""
-        return parse_prices(self.config.env_price, [name for spec in self.specs for name in spec.split(",")])
+        return parse_prices(self.config.env_price, [name for spec in self.specs for name in names_of(spec)])
 
     def fields_of(self, system: System) -> RequestFields:
         """The fields of each request to a system's environment."""

