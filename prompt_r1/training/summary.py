@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from prompt_r1.programs.command_line import command
-from prompt_r1.settings.agent import HELD_OUT, AgentConfig, has_own_splits
+from prompt_r1.settings.agent import HELD_OUT, AgentConfig, has_own_splits, names_of
 from prompt_r1.settings.functions import OBJECT_PREFIX
 from prompt_r1.training.run_folder import TEST_FILE
 
@@ -11,7 +11,8 @@ from prompt_r1.training.run_folder import TEST_FILE
 def summary(folder: Path, best_step: int, config: AgentConfig) -> str:
     """Return the text that says where the results are, and what the next commands are."""
     # The settings in a folder may not import code, so the user types --env MODULE:OBJECT again.
-    own_objects = ["--env", config.env] if OBJECT_PREFIX in config.env else []
+    is_own = any(name.startswith(OBJECT_PREFIX) for name in names_of(config.env))
+    own_objects = ["--env", config.env] if is_own else []
     agent = f"{folder}/agent: the agent of step {best_step}, a Hugging Face folder"
     if best_step == 0:
         agent += "; it is not trained: no later validation was better"

@@ -86,6 +86,11 @@ def test_the_whole_summary_of_a_run(tmp_path):
     assert f"infer.py --agent {tmp_path} --env py:my_llm:Oracle" in own
 
 
+def test_a_model_whose_name_contains_py_is_not_named_again(tmp_path):
+    """A bug: the advice had --env, which only a user's object needs."""
+    assert "--env" not in summary(tmp_path, 0, TrainConfig(env="happy:7b@http://h/v1", data=("mini",)))
+
+
 @pytest.mark.parametrize(
     ("data", "tested"), [("mini", "mini:ood"), ("mini:pop", "mini:pop"), ("py:sums:rows", "py:sums:rows")]
 )
