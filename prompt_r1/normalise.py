@@ -71,14 +71,18 @@ class Rule:
 LETTER = r"[^\W\d_]"
 FUNCTION = "(?:pi|sqrt|sin|cos|tan|log|ln|exp)"  # names of mathematics
 SYMBOL = rf"(?:\\{LETTER}+|(?<!{LETTER})(?:{LETTER}|{FUNCTION}))"  # \theta, x, or a name of mathematics
-WORD = rf"(?<!\\)(?<!{LETTER})(?!{FUNCTION}(?!{LETTER})){LETTER}{{2,}}"  # several letters that are no symbol
+NOT_BEFORE_FUNCTION = f"(?!{FUNCTION}(?!{LETTER}))"  # any place but the place before a whole FUNCTION
+# Several letters that are no symbol: sine is a word, but not sin.
+WORD = rf"(?<!\\)(?<!{LETTER}){NOT_BEFORE_FUNCTION}{LETTER}{{2,}}"
 NUMBER = r"\.?\d[\d.]*"  # 5, 3.14, .5
 BEFORE_NUMBER = r"(?=\.?\d)"  # the place before a number
 AFTER_OPERAND = r"(?<=[\w)}\]|])"  # the place after an operand, such as x, 2x, (x+1) or |x|
 BEFORE_OPERAND = r"(?=[-+.\w({\\|])"  # the place before an operand, which may begin with a sign
 SIGN = "[-+<>≤≥≠]"  # signs and comparisons
 OPENING = r"[ ({\[]"  # a blank or an opening bracket
-AFTER_A_NAME = rf"(?<={LETTER}[-+])(?= {WORD})|(?<=\+\+)(?= )"  # the place after disney+ or c++
+AFTER_NAME_AND_SIGN = rf"(?<={LETTER}[-+])(?= {WORD})"  # the place after the + of disney+ and hulu
+AFTER_TWO_PLUSES = r"(?<=\+\+)(?= )"  # the place after the ++ of c++ language
+AFTER_A_NAME = f"{AFTER_NAME_AND_SIGN}|{AFTER_TWO_PLUSES}"
 # A mark that carries no value. A point carries one before a digit, as in 3.14, but not after a point, as in
 # ..5; a # carries one after a word, as in c#.
 MARK = r"(?:[!\"%&'()*?@[\\\]_`{|}~]|\.(?!\d)|(?<=\.)\.|(?<!\w)#)"
@@ -99,7 +103,7 @@ RULES = (
     Rule(("x ** 2", "x^2"), rf"{AFTER_OPERAND}( ?)\*\*\1{BEFORE_OPERAND}", "^"),
     # Commas between thousands, also as written in India.
     Rule(("1,234 1,00,000", "1234 100000"), r"(?<=\d),(?=(?:\d\d,){0,4}\d{3}(?!\d))", keeps="1,23"),
-    # Drop the blanks around operators that join two operands.
+    # Drop the blanks around operators that join two operands, and the opening brackets after / = ^.
     Rule(("x = 1 / (3)", "x=1/3)"), rf" ?([/=^]){OPENING}*", r"\1"),
     Rule(("2xy + 3", "2xy+3"), rf"{AFTER_OPERAND} \+ {BEFORE_OPERAND}", "+"),
     # Drop the plus of a positive number.
@@ -112,7 +116,7 @@ RULES = (
     Rule(("world war ii - 1939", "world war ii 1939"), rf"({WORD} )-+ ", r"\1", keeps="x - 1"),
     Rule(("1939 - world war ii", "1939 world war ii"), rf"(?<!\S)-+ (?={WORD})", keeps="1939 - x"),
     Rule(("18-20", "18 20"), rf"(?<![\w.^])({NUMBER})%? ?-+ ?{BEFORE_NUMBER}", r"\1 ", keeps="x^2-1"),
-    # Drop the blanks around signs and comparisons, and the brackets after them.
+    # Drop the blanks around signs and comparisons, and the opening brackets after them.
     Rule(("5 - x", "5- x"), rf"(?<!{LETTER})(?<!\+) (?={SIGN})", keeps="c++ < d"),
     Rule(("x - 1", "x- 1"), rf"({SYMBOL}) (?={SIGN})", r"\1", keeps="it is < 5"),
     Rule(("x- (1)", "x-1)"), rf"(?<={SIGN})(?!{AFTER_A_NAME}){OPENING}+", keeps="disney+ and c++ language"),

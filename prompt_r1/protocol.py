@@ -115,6 +115,10 @@ def shown_reply(reply: str) -> str:
 class Codec:
     """Converts the turns of a game between text and tokens, by the two rules above.
 
+    `PieceEncoder` has three functions. `trusted_start` encodes our text at the start of a dialogue, and
+    `trusted` our text that continues it. Both texts may name control tokens. `untrusted` encodes text from
+    outside, such as a reply, without control tokens.
+
     Works with any Hugging Face tokenizer whose chat template has a frame. A turn ends with one of `stop_ids`:
     the token by which the template ends a message, the tokenizer's eos token, and those that `load_agent`
     adds. Raises UsageError if the tokenizer or its chat template cannot be used.
@@ -131,7 +135,8 @@ class Codec:
         # <interaction_response>. In this example, `_close` is <|im_end|>, and `_reply_head` is the rest. The
         # agent usually ends its message itself, so `_close` is added only if the turn was cut off.
         before_reply = self.encoder.trusted(self.frame.between + "<interaction_response>")
-        # In some tokenizers, as in the mini agent's, the tags are added tokens. They end no message.
+        # `closing_tokens` takes an added token, such as <|im_end|>, for the end of a message. In some
+        # tokenizers, as in the mini agent's, our tags are added tokens, too. They do not end a message.
         self._close = closing_tokens(before_reply, tokenizer, not_ends=TAGS)
         self._reply_head = before_reply[len(self._close) :]
         self.turn_end: int = self._close[-1] if self._close else tokenizer.eos_token_id
