@@ -68,8 +68,8 @@ def end_imports() -> None:
 def run_program(main: Callable[[Settings], None], settings: Settings, *, then: str = "") -> NoReturn:
     """Run `main`, and exit. `then` says what the same command does after a stop: "resumes from …".
 
-    `settings` is the result of `read_settings`. A program whose `main` reads its settings itself, because it
-    imports torch later or not at all, passes its arguments.
+    `settings` is what `main` takes: the result of `read_settings`, or the list of arguments. A program passes
+    its arguments if it imports torch later or not at all. Then `main` reads the settings itself.
 
     Exit codes: 0 done, 1 a bug of ours, 2 wrong usage or out of memory, 3 no answer (infer.py), 75 stopped
     but resumable, 130 Ctrl-C. Every error is printed as one sentence on stderr; only a bug is a traceback,
@@ -133,7 +133,7 @@ def exit_with(code: int, reason: str) -> NoReturn:
 
 
 def discard_stdout() -> None:
-    """From now on, write what is printed to the null device, with what the buffer of stdout still holds."""
+    """Send stdout to the null device: what is printed later, and what is still in its buffer."""
     null_device = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null_device, sys.stdout.fileno())
     os.close(null_device)

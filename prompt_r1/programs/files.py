@@ -53,8 +53,8 @@ def append_line(file: int, line: str) -> int:
 def make_folder(folder: Path, is_ours: Callable[[Path], bool], what: str) -> None:
     """Make the folder of --out, or accept an existing folder that is empty or `is_ours`.
 
-    Raises UsageError if the folder has other files, or if it cannot be made. `what` says in the error whose
-    files may be there, such as "a run".
+    Raises UsageError if the folder has other files, or if it cannot be made. `what` completes the error:
+    "there are files in it that are not of a run".
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -98,7 +98,7 @@ def build_folder(folder: Path, write: Callable[[Path], object]) -> None:
     """Let `write` make a folder under a temporary name beside `folder`, and rename it when it is complete.
 
     If several processes build the folder at the same time, the first to finish wins. What a killed process
-    leaves is not removed, because it cannot be told from the folder of a process that is still writing.
+    leaves is not removed, because it looks the same as the folder of a process that is still writing.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=folder.parent) as unfinished:

@@ -72,7 +72,7 @@ setup_setting = partial(setting, group="agent, environment and data", defines_ex
 game_setting = partial(setting, group="the game", defines_experiment=True)
 call_setting = partial(setting, group="calls of the environment")
 machine_setting = partial(setting, group="the machine")
-instrument_setting = partial(setting, group="validation and instruments")
+record_setting = partial(setting, group="validation, test, checkpoints and logs")
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class EnvironmentConfig:
 
     env_args: str = setup_setting("", 'fields of each request, as JSON: {"temperature": 0.7}')
     route: str = setup_setting(
-        "session", "choice among several environments: session, uniform or weights (3,1)"
+        "session", "which environment gets a question: session (always the same), uniform or weights (3,1)"
     )
     env_system: str = setup_setting(
         ENVIRONMENT_SYSTEM, "system message; empty: none", default_text="helpful assistant", may_be_empty=True
@@ -127,11 +127,11 @@ class AgentConfig(EnvironmentConfig):
     )
     reward: str = game_setting("", "your MODULE:FUNCTION in place of the reward (eq. 15)", code_prefix="")
     temperature: float = game_setting(1.0, "temperature in training; validation is greedy", low=1e-6)
-    val_data: tuple[str, ...] = instrument_setting(
+    val_data: tuple[str, ...] = record_setting(
         (), "files, none, or held-out: a tenth (default of files)", everyday=True, code_prefix=OBJECT_PREFIX
     )
-    val_limit: int = instrument_setting(256, "validation questions, stratified by dataset", low=1)
-    test_data: tuple[str, ...] = instrument_setting(
+    val_limit: int = record_setting(256, "validation questions, stratified by dataset", low=1)
+    test_data: tuple[str, ...] = record_setting(
         (), "test questions at the end; none: no test", everyday=True, code_prefix=OBJECT_PREFIX
     )
     dtype: str = machine_setting(

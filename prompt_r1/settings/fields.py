@@ -49,6 +49,7 @@ class Setting:
         """Whether a value of the setting names code of the user, alone or in a list."""
         if self.code_prefix is None:
             return False
+        # The text of --env may name several environments, separated by commas.
         texts = value if self.takes_several else value.split(",")
         return any(text and text.strip().startswith(self.code_prefix) for text in texts)
 
@@ -74,14 +75,15 @@ class Setting:
         if self.choices and value not in self.choices:
             raise UsageError(f"{name} must be one of {', '.join(self.choices)}, not {value!r}")
         is_number = self.kind in (int, float)
-        if is_number and not value >= self.low:  # NaN is not.
+        # With NaN every comparison is false, so `value < self.low` would accept it.
+        if is_number and not value >= self.low:
             raise UsageError(f"{name} must be at least {self.low:g}, not {reprlib.repr(value)}")
         if is_number and value > self.high:
             raise UsageError(f"{name} must be at most {self.high:g}, not {reprlib.repr(value)}")
 
 
 def setting(default: Any, help: str, **others: Any) -> Any:
-    """A field of a config with this default. The other arguments are those of `Setting`."""
+    """A field of a config with this default. The other arguments are fields of `Setting`."""
     return field(default=default, metadata={"help": help, **others})
 
 

@@ -14,8 +14,8 @@ from prompt_r1.settings.agent import (
     AgentConfig,
     all_mini_data,
     has_own_splits,
-    instrument_setting,
     machine_setting,
+    record_setting,
 )
 from prompt_r1.settings.fields import read_yaml, setting, settings_of, shown
 
@@ -66,8 +66,8 @@ class TrainConfig(AgentConfig):
     skip_no_spread: bool = algorithm_setting(
         False, "leave out groups of equal rewards (needs --kl-coef 0); the loss is the mean over the others"
     )
-    save_every: int = instrument_setting(20, "steps between checkpoints, and between validations", low=1)
-    wandb: bool = instrument_setting(False, "log metrics to Weights & Biases too")
+    save_every: int = record_setting(20, "steps between checkpoints, and between validations", low=1)
+    wandb: bool = record_setting(False, "log metrics to Weights & Biases too")
     device: str = machine_setting("auto", "auto, cpu or cuda")
     ranks: int = machine_setting(
         1, "processes on a CPU; 0: one per core, and at least 4 questions for each", high=256
@@ -134,7 +134,7 @@ def preset_of(agent: str, *, default: str) -> str:
 
 
 def train_config(flags: Mapping[str, Any]) -> TrainConfig:
-    """The settings of train.py from the values of its flags, with that of --config."""
+    """The settings of train.py, from the values of its flags, which may include --config."""
     # Without --config, the agent decides the preset. With neither --config nor --agent, the toy is trained.
     source = flags.get("config", preset_of(flags.get("agent", ""), default="mini"))
     base = PRESETS[source] if source in PRESETS else settings_of_file(source, flags)
