@@ -98,8 +98,9 @@ class Budget:
         self.max_calls = max_calls
         self.max_usd = max_usd
         self._ranks = ranks
-        self._calls_of_rank = _highest_charged(max_calls, self.charged.calls, ranks)
-        self._usd_of_rank = _highest_charged(max_usd, self.charged.usd, ranks)
+        # The most that `charged` may become on this rank.
+        self._most_calls = _limit_of_rank(max_calls, self.charged.calls, ranks)
+        self._most_usd = _limit_of_rank(max_usd, self.charged.usd, ranks)
         self._reserved = Spending()
         self._settled = asyncio.Event()  # The next request that ends sets it, and wakes those that wait.
 
@@ -130,17 +131,18 @@ class Budget:
 
     def _exceeded_limit(self, total: Spending) -> str:
         """The flag of the limit that `total` exceeds, with its value; "" if it exceeds none."""
-        if total.calls > self._calls_of_rank + ROUNDING:
+        if total.calls > self._most_calls + ROUNDING:
             return f"--max-env-calls {self.max_calls}"
-        if total.usd > self._usd_of_rank + ROUNDING:
+        if total.usd > self._most_usd + ROUNDING:
             return f"--max-env-usd {self.max_usd:g}"
         return ""
 
 
-def _highest_charged(limit: float, charged_before: float, ranks: int) -> float:
-    """The highest `charged` of a rank.
+def _limit_of_rank(limit: float, charged_before: float, ranks: int) -> float:
+    """The limit of `charged` on one rank.
 
-    It is all that was charged before, which every rank knows, plus the rank's share of what is left.
+    On every rank, `charged` begins with all that the run was charged before. So the limit is this amount and
+    the rank's share of what is left.
     """
     if not limit:
         return math.inf

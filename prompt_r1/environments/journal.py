@@ -37,7 +37,7 @@ class Journal:
         self.charged = Spending()
         self.is_on_disk = folder is not None  # whether there are files
         # Call key → the file with its reply, and where the line begins. The replies themselves stay on the
-        # disk: those of a long run would take more than a gigabyte of memory on each rank.
+        # disk: the replies of a long run would take more than a gigabyte of memory on each rank.
         self.places: dict[str, tuple[Path, int]] = {}
         self._numbers = count(1)  # the numbers of new requests in this rank's file
         if folder is None:

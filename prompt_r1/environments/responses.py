@@ -41,7 +41,7 @@ TOO_LONG_PHRASES = (
     "exceed context limit",  # Anthropic
     "request too large",  # OpenAI, if the request has more tokens than the account may send in a minute
 )
-# What a finish_reason means that contains one of these words, in any letter case.
+# What a finish_reason means if it contains one of these words, in any letter case.
 ENDS = {
     "error": "failed",  # OpenRouter, Mistral; network_error of Zhipu
     "abort": "failed",  # vLLM, SGLang

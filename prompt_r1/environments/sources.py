@@ -14,10 +14,10 @@ from prompt_r1.types import Message
 # The fields of a request that limit the tokens of its reply: OpenAI's newer models take only the second.
 REPLY_LIMITS = ("max_tokens", "max_completion_tokens")
 
-# No request of a call begins later than this many seconds after the call was allowed to begin: only
-# --env-concurrency calls run at once. A request that begins in time has its whole `timeout`. A game of five
-# turns makes up to four calls, which together must take less than the hour that the other ranks wait for a
-# rank (`start_ranks`).
+# A call waits for one of the --env-concurrency slots of its environment. No request of the call begins later
+# than this many seconds after the call got its slot. A request that begins in time has its whole `timeout`. A
+# game of five turns makes up to four calls, which together must take less than the hour that the other ranks
+# wait for a rank (`start_ranks`).
 CALL_DEADLINE = 600.0
 
 MAX_REASON_CHARACTERS = 300  # characters of a provider's error message

@@ -67,8 +67,9 @@ def is_mini(spec: str) -> bool:
 
 
 def trusted_names(*, typed: Iterable[str], opened: Iterable[str]) -> Collection[str]:
-    """The names that the user trusts. `typed` are the SPECs on the command line, `opened` all of the run.
+    """The names that the user trusts.
 
+    `typed` has the SPECs on the command line, and `opened` all SPECs that the run opens.
     A SPEC in a file may come from anyone, so only names on the command line are trusted:
 
         py:MODULE:NAME   is imported only if it is trusted
@@ -155,11 +156,13 @@ def check_environment(
         sources = [_source_of_object(lambda seed: env, fields, prices["env"])]
     Route(config.route, len(sources))  # This raises UsageError for a wrong route.
     checked = CheckedEnvironment(config, sources)
-    is_free = all(source.price == FREE for source in sources)
-    others_have_prices = any(price != FREE for price in prices.values())
-    # An evaluation may ask a free environment beside those that its limit of dollars is for.
-    if config.max_env_usd and not (is_free and others_have_prices):
-        checked.check_usd_limit("--max-env-usd")
+    if config.max_env_usd:
+        is_free = all(source.price == FREE for source in sources)
+        some_environment_has_a_price = any(price != FREE for price in prices.values())
+        # An evaluation may ask a free environment and others. Then the limit of dollars is for the others.
+        limit_is_for_others = is_free and some_environment_has_a_price
+        if not limit_is_for_others:
+            checked.check_usd_limit("--max-env-usd")
     return checked
 
 

@@ -258,7 +258,8 @@ def _split_of(slots: Slots, kind: str, world: World) -> str:
     """
     meaning = repr(slots)
     if isinstance(slots, Compare | Pop | Gen):
-        # The published figures were measured on the splits that this text gives, with the kind in it.
+        # When the published figures were measured, these three classes had a field `kind`. The text still has
+        # it, because another text would give other splits.
         meaning = f"{meaning[:-1]}, kind={kind!r})"
     digest = _digest(f"{world.seed} {meaning}")
     match slots:

@@ -29,7 +29,7 @@ class RankLost(Resumable):
 
 
 class RankFailed(RuntimeError):
-    """An unexpected error of one rank, as all ranks raise it."""
+    """What all ranks raise after an unexpected error of one rank."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class Ranks:
 
 
 def as_shared(error: Exception, rank: int) -> Exception:
-    """The error that all ranks raise if one rank fails: itself, or RankFailed if it is unexpected.
+    """What all ranks raise after an error of one rank: the same error, or RankFailed if it is unexpected.
 
     An unexpected error can be of any type, and its type may be one that cannot be pickled. Its traceback is
     shown by all ranks, because the rank that fails may have no terminal.

@@ -1,7 +1,7 @@
 """Supervised training: AdamW steps on the mean loss of games.
 
-It is in this room because two rooms train by it, and `miniworld`, which makes its agent, may not import
-`training`. There, `supervised` fine-tunes for the warm start, `sft`, `bc` and `rft`.
+It is in `model` because `miniworld` trains its agent with it, and may not import `training`.
+training/supervised.py uses it, too, for the warm start, `sft`, `bc` and `rft`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence

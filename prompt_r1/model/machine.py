@@ -145,6 +145,6 @@ def _own_cgroups() -> list[Path]:
     own = CGROUPS
     if OWN_CGROUP.exists():
         for line in OWN_CGROUP.read_text().splitlines():
-            if line.startswith("0::/"):  # The other lines are those of cgroup v1.
+            if line.startswith("0::/"):  # The other lines are about cgroup v1.
                 own = CGROUPS / line.removeprefix("0::/")
     return [group for group in (own, *own.parents) if group.is_relative_to(CGROUPS)]

@@ -62,8 +62,8 @@ class Packed:
                 keys = torch.cat([opening_keys, keys], 1)
                 values = torch.cat([opening_values, values], 1)
             out.append(attend_in_window(queries, keys, values, scale, window, mask))
-        # Most kernels of SDPA lay out their result in memory as (T, H, D). So the transposed parts are
-        # contiguous, and only `cat` copies.
+        # SDPA returns (H, T, D), but most of its kernels store the result as (T, H, D). So the transposed
+        # parts are contiguous, and only `cat` copies.
         return torch.cat([part.transpose(0, 1) for part in out])
 
 
