@@ -110,7 +110,7 @@ def train(run: Run, record: Record) -> None:
                     stats.add(columns, output, loss)
                 if mini_number == 0:
                     # Engine and policy must give the tokens of the games the same log-probabilities.
-                    # Otherwise, the engine played with other weights than those that learn.
+                    # Otherwise, the engine did not play with the policy's weights.
                     check_gap(policy, ranks, stats, run.gap_limit)
                 optimizer_step(policy, run.optimizer, ranks, stats)
             run.refresh()  # play the next games with the new weights

@@ -102,7 +102,7 @@ def _table(path: Path) -> NumberedRows:
     except csv.Error as error:
         raise UsageError(
             f"{path}, row {number + 1}: not readable ({error}): put quotes at both ends of a text, and "
-            "double those in it"
+            "write each quote inside the text twice"
         ) from None
 
 

@@ -90,8 +90,9 @@ def files_of(evaluation: Evaluation) -> dict[str, Path]:
     """The files and folders on this machine that the answers depend on, by their names.
 
     They are the question files that prepare methods, and the environments and agents in this process. An
-    agent has the name that the user gave, and not the name of its folder: when `mini`, `smollm2` or a GGUF
-    file changes, it gets another folder, and the change would not be noticed.
+    agent in a folder has the name of the folder. `mini`, `smollm2` and GGUF files have the name that the user
+    gave. When one of these changes, it gets another folder, so under the folder's name the change would not
+    be noticed.
     """
     config = evaluation.config
     data = (*config.train_data, *config.val_data)

@@ -175,7 +175,7 @@ def data_of_searches(questions: Sequence[Question], data: Data) -> dict[str, Dat
 
     A dataset gets its own search if it has both training and validation questions. (If there are no
     validation questions at all, training questions are enough.) The other datasets share one search over all
-    questions, also over those of datasets that have their own.
+    questions, also over the questions of datasets that have their own search.
     """
     datasets = dict.fromkeys(question.dataset for question in questions)
     searches = {}

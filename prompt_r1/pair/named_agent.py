@@ -18,7 +18,7 @@ from prompt_r1.settings.fields import read_yaml, settings_of
 from prompt_r1.settings.train import PRESETS, preset_of
 
 RUNS = Path("runs")
-# The folder of an agent that was trained here has these two files beside those of the model.
+# The folder of an agent that was trained here has these two files beside the files of the model.
 STEP_FILE = "training.json"  # the metrics of its step
 SETTINGS_FILE = "prompt_r1.yaml"  # the settings of its training
 LFS_POINTER = b"version https://git-lfs"  # the first bytes of a file that Git LFS has not fetched

@@ -84,8 +84,8 @@ class ChatServer:
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
         """After the last request, close the environment and print what its calls have cost.
 
-        uvicorn calls this. After `serve` it would be too late: if a signal stopped uvicorn, uvicorn raises it
-        again at the end of `serve`, and this ends the process.
+        uvicorn calls this. After `serve` would be too late: if a signal has stopped uvicorn, `serve` ends by
+        raising the signal again, and the signal ends the process.
         """
         yield
         await self.pair.environment.close()

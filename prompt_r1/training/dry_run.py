@@ -101,9 +101,10 @@ def cases_of(
 
 
 def prices_of_cases(prices: Sequence[Price]) -> dict[str, Price]:
-    """The price of a call to one of several environments, by the name of the case: their mean and highest.
+    """The price of a call to one of several environments, by the name of the case.
 
-    The highest price joins the highest price of input and of output, which may be of two environments.
+    "likely" has the mean price. "high" has the highest input price and the highest output price, perhaps of
+    different environments.
     """
     tokens_in = [price.tokens_in for price in prices]
     tokens_out = [price.tokens_out for price in prices]

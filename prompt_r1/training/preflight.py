@@ -65,7 +65,8 @@ def _check_run_folder(config: TrainConfig) -> None:
     # The lock is only tried. The training takes it again, after its ranks have met.
     with (run / LOCK).open("a+") as file:
         claim(file, run)
-        # It says nothing here: the training itself names the damaged checkpoints that it skips.
+        # `newest_checkpoint` prints nothing here: the training itself names the damaged checkpoints that it
+        # skips.
         newest = newest_checkpoint(run, say=lambda damage: None)
         if newest is not None:
             check_settings(newest, config)

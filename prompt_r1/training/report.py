@@ -193,7 +193,7 @@ def read_groups(folder: Path, *, best: int) -> list[ShownGroup]:
 
 
 def _source(name: str) -> str:
-    """ "training step 3" for step-000003, "validation step 3" for validation-000003."""
+    """The source of the games in a file: "training step 3" for step-000003."""
     kind, step = name.split("-")
     return f"{'training' if kind == 'step' else kind} step {int(step)}"
 

@@ -71,9 +71,13 @@ def load_checkpoint(record: Record, checkpoint: Path) -> None:
 def export_best_again(record: Record) -> None:
     """Export the best agent of the checkpoint that is resumed, unless RUN/agent is this agent.
 
-    RUN/agent is older if the run stopped between checkpoint and export. It is newer if the checkpoint of its
-    step is damaged, so that an older one is resumed. Then the checkpoint of the best agent may be gone, and
-    the best agent is chosen anew, from the resumed one on.
+    RUN/agent can be another agent in these cases:
+
+    - The run stopped between checkpoint and export. RUN/agent is older, and the best agent is exported now.
+    - The newest checkpoint is damaged, so an older one is resumed. RUN/agent may be newer, and the best agent
+      that the older checkpoint names is exported.
+    - The checkpoint of this best agent is gone or damaged, too. Nothing is exported, and the best agent is
+      chosen anew, among the agents from the resumed step on.
 
     After an export, the policy has the weights of the best agent. The caller loads the resumed weights.
     """
@@ -96,7 +100,8 @@ def export_best_again(record: Record) -> None:
 def trim_run(run: Path, trained: int) -> None:
     """Remove what a resumed run writes again: what follows the update of step `trained`.
 
-    With another number of ranks the new games have other names, so the old files would stay. The test is
+    Step `trained` keeps its games, but its metrics are removed, because `finish_step` writes them again. With
+    another number of ranks the new games have other names, so the old files would stay. The test is
     played again, so its games and its table are removed too.
     """
     for path in (run / "trajectories").glob("*.jsonl"):

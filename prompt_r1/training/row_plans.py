@@ -50,7 +50,8 @@ def divide(games: Sequence[Trajectory], *, ranks: int, tokens_per_batch: int) ->
         parts = split_groups(groups, tokens_per_batch)
         rows = first_fit(parts, tokens_per_batch)
         return [[list(row.games) for row in rows]]
-    columns = sum(sum(group, EMPTY_PLAN).size for group in groups)
+    whole_groups = [sum(group, EMPTY_PLAN) for group in groups]  # one row with all games of a group
+    columns = sum(row.size for row in whole_groups)
     per_rank = math.ceil(columns / (ranks * tokens_per_batch))  # rows of a rank
     even_row = columns // (ranks * per_rank)  # columns of a row, if all rows are equally full
     # Smaller parts balance better, and larger parts repeat fewer openings. Half a row is the compromise.

@@ -236,7 +236,10 @@ def test_a_table_with_the_usual_columns_needs_no_conversion(tmp_path: Path, suff
         ("question,answer,id\nWhere?,Paris\n", "row 1: more or fewer cells than the 3 columns"),
         ("# a comment\nquestion,answer\nWhere?,Paris\n", r"row 1: .*1 columns \(# a comment\)"),
         ("question;answer\nA?;B\n", r"row 1: .*question is missing \(there are: 'question;answer'\)"),
-        ('question,answer\nA?,B\nC?,"D" E\n', "row 2: not readable .*at both ends of a text, and double"),
+        (
+            'question,answer\nA?,B\nC?,"D" E\n',
+            "row 2: not readable .*at both ends of a text, and write each quote inside the text twice",
+        ),
         ('question,answer\nA?,"B\nC?,D\n', "row 1: not readable"),
         ("question,answer\n,x\n", "row 1: the field question contains an empty text"),
         ("question,answer\n", "there are no questions in it"),
