@@ -218,7 +218,7 @@ async def ask_environment(plan: Plan, fold: Fold, out: Path) -> None:
     account = open_account(settings, out)
     trusted = trusted_names(typed=[plan.env], opened=[plan.env])
     checked = check_environment(plan.env, settings, trusted=trusted)
-    environment = open_environment(checked, account=account, device=torch.device("cpu"))
+    environment = open_environment(checked, seed=0, device=torch.device("cpu"), account=account)
     replies: Replies = {}
 
     async def ask(prompts: Sequence[str]) -> None:

@@ -60,15 +60,15 @@ class Endpoint(Source):
         name: str,
         base_url: str,
         *,
-        key: str = "",
-        fields: Mapping[str, object] | None = None,
-        system: str = "",
+        key: str,
+        fields: Mapping[str, object],
+        system: str,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self.name = name
         self.base_url = base_url
         self.key = key
-        self.fields = dict(fields or {})
+        self.fields = dict(fields)
         self.system = system
         self.reply_limit = limit_in(self.fields)
         # A server on this machine is slow only because of load, which more requests increase.

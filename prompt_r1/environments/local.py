@@ -66,10 +66,10 @@ class LocalSource(Source):
         *,
         name: str,
         fields: Mapping[str, float],
-        folder: str = "",
-        slots: int = MAX_SLOTS,
-        seed: int = 0,
-        system: str = "",
+        folder: str,
+        slots: int,
+        seed: int,
+        system: str,
     ) -> None:
         self.tokenizer = tokenizer
         self.name = name

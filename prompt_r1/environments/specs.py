@@ -38,7 +38,7 @@ BUILT_IN: Mapping[str, Callable[[int], Answering]] = {
     "none": lambda seed: MuteEnvironment(),
 }
 NameForm = Literal["object", "local", "url", "model"]
-Opener = Callable[[int, "torch.device | None"], Source]
+Opener = Callable[[int, "torch.device"], Source]
 """Opens a source, with the seed of the run and the device of the models in this process."""
 # The fields of --env-args that a local model takes, and their defaults.
 LOCAL_FIELDS: Mapping[str, float] = {"max_tokens": 1024, "temperature": 0.0}
@@ -108,7 +108,10 @@ def open_account(
 
 @dataclass(frozen=True)
 class CheckedSource:
-    """What one name stands for, and is opened later."""
+    """What one name stands for. `open` is called later, in each rank.
+
+    A training forks its ranks after the check, and they may not share an object of the user.
+    """
 
     open: Opener
     price: Price
@@ -178,10 +181,9 @@ def find_source(
         _check_model_of(name)
         local_fields = fields_of_local_model(name, fields)
 
-        def open_local(seed: int, device: "torch.device | None") -> Source:
+        def open_local(seed: int, device: "torch.device") -> Source:
             from prompt_r1.environments.local import load_local  # It imports torch.
 
-            assert device is not None, f"{name} needs a device"
             return load_local(
                 name,
                 fields=local_fields,
@@ -208,7 +210,7 @@ def _source_of_object(
     """An object with `ask` as a source. `make` returns the object, for the seed of the run."""
     reply_limit = limit_in(fields)
 
-    def open_object(seed: int, device: "torch.device | None") -> Source:
+    def open_object(seed: int, device: "torch.device") -> Source:
         return OwnSource(make(seed), seed=seed, name=name, priced=price != FREE, reply_limit=reply_limit)
 
     return CheckedSource(open_object, price, reply_limit)
@@ -232,11 +234,7 @@ def _check_model_of(name: str) -> None:
 
 
 def open_environment(
-    checked: CheckedEnvironment,
-    *,
-    account: Account | None = None,
-    seed: int = 0,
-    device: "torch.device | None" = None,
+    checked: CheckedEnvironment, *, seed: int, device: "torch.device", account: Account | None = None
 ) -> Environment:
     """Open a checked environment. The caller closes it.
 

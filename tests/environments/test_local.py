@@ -35,13 +35,13 @@ def folder(tmp_path_factory) -> Path:
 def local(*, policy=None, tokenizer=None, max_tokens=12, temperature=0.0, **settings) -> LocalSource:
     """A tiny local model."""
     fields = {"max_tokens": max_tokens, "temperature": temperature}
+    defaults = {"folder": "", "slots": 4, "seed": 0, "system": ""}
     return LocalSource(
         policy or tiny.policy(),
         tokenizer or tiny.tokenizer(),
         name="tiny",
         fields=fields,
-        slots=4,
-        **settings,
+        **{**defaults, **settings},
     )
 
 

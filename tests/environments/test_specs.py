@@ -13,7 +13,7 @@ from prompt_r1.environments.endpoint import Endpoint, endpoint_of
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.sources import Caller
 from prompt_r1.environments.specs import check_environment, open_account, trusted_names
-from prompt_r1.environments.specs import open_environment as open_checked
+from prompt_r1.environments.specs import open_environment as open_checked_environment
 from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.pair.named_agent import NamedAgent
 from prompt_r1.pair.settings import PairConfig, choose_pair
@@ -23,6 +23,9 @@ from prompt_r1.spending import Spending
 from prompt_r1.types import Message
 from tests.support.at_once import at_once
 from tests.support.providers import HELLO, KEY, open_environment, reply
+
+CPU = torch.device("cpu")
+open_checked = partial(open_checked_environment, seed=0, device=CPU)
 
 
 class Constant:
@@ -158,7 +161,7 @@ def test_the_settings_of_the_command_line_reach_the_source(asking_agent, monkeyp
     monkeypatch.setattr("prompt_r1.environments.local.load_local", local := Mock(return_value=source))
     calls = EnvironmentConfig(env_system="Own.", env_concurrency=3)
     checked = check_environment(f"hf:{asking_agent}", calls)
-    open_checked(checked, seed=7, device=torch.device("cpu"))
+    open_checked(checked, seed=7)
     assert {"system": "Own.", "slots": 3, "seed": 7}.items() <= local.call_args.kwargs.items()
 
 

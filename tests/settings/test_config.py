@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 import pytest
+import torch
 
 from prompt_r1.environments.specs import open_environment
 from prompt_r1.errors import UsageError
@@ -181,7 +182,7 @@ def test_an_environment_of_a_config_file_is_not_trusted(tmp_path, monkeypatch, t
     flags = ["--env", typed] if typed else []
     monkeypatch.setenv("OPENAI_API_KEY", "sk-own")
     chosen = read_training(["--config", "foreign.yaml", *flags])
-    [client] = open_environment(chosen.environment).clients
+    [client] = open_environment(chosen.environment, seed=0, device=torch.device("cpu")).clients
     assert getattr(client.source, "key", "") == ("sk-own" if typed == "m@http://gpu7/v1" else "")
 
 

@@ -74,7 +74,7 @@ async def _streamed(respond: Respond, request: httpx.Request) -> httpx.Response:
 def endpoint(respond: Respond | None = None, **settings: object) -> Endpoint:
     """An endpoint: `respond` answers its requests, without a network, if given."""
     transport = httpx.MockTransport(partial(_streamed, respond)) if respond else None
-    defaults = {"name": "large", "base_url": "https://llm.test/v1", "key": KEY}
+    defaults = {"name": "large", "base_url": "https://llm.test/v1", "key": KEY, "fields": {}, "system": ""}
     return Endpoint(transport=transport, **{**defaults, **settings})
 
 
