@@ -87,6 +87,7 @@ class Client:
 
     def estimate(self, messages: list[Message]) -> Spending:
         """Estimate the cost of a request: from above, if something limits the reply."""
+        # The system message and the fields are part of the request. They are in `parameters`.
         tokens_in = byte_count(str(self.source.parameters))
         tokens_in += sum(byte_count(message["content"]) + FRAME_TOKENS for message in messages)
         tokens_out = self.source.reply_limit or LONG_REPLY
