@@ -64,7 +64,8 @@ class Log:
         self._priced = priced
         # Seconds of each phase since the last metrics.
         self.seconds = defaultdict[str, float](float)
-        # With None, tqdm shows the bar on a terminal only.
+        # With None, tqdm shows the bar on a terminal only. `programs.progress.progress_bar` would write lines
+        # into a log file, where the rows of the steps show the progress already.
         is_hidden = True if rank > 0 else None
         layout = "{l_bar}{bar:10}| {remaining} left"
         self._bar = tqdm(total=games, disable=is_hidden, leave=False, bar_format=layout)
