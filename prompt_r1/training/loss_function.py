@@ -102,7 +102,7 @@ def try_loss(config: TrainConfig, own: OwnLoss) -> None:
 def batch_of_trial(games: Sequence[ScoredGame], *, has_reference: bool) -> tuple[Tensor, LossColumns]:
     """A micro-batch of some games of the trial: log π_θ and the columns of their agent tokens.
 
-    Each policy differs from the engine by another factor.
+    Each policy differs from the engine by a different factor.
     """
 
     def token_weight(trajectory: Trajectory) -> float:

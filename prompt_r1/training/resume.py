@@ -119,12 +119,12 @@ def check_same_on_all_ranks(digests: Sequence[str], ranks: Ranks) -> None:
     """Raise UsageError on every rank if the digests of the questions differ between the ranks.
 
     Each rank takes its share of the questions by their numbers. So if the ranks had different questions, or
-    another order of them, some would be played twice and others never.
+    a different order of them, some would be played twice and others never.
     """
     if any(other != digests for other in ranks.gather(digests)):
         raise UsageError(
-            "the ranks have different questions, or the same ones in another order: a function of --data "
-            "must return the same list in each process (a set of texts has another order in each)"
+            "the ranks have different questions, or the same ones in a different order: a function of --data "
+            "must return the same list in each process (a set of texts has a different order in each)"
         )
 
 
@@ -137,7 +137,7 @@ def check_same_origin(checkpoint: Path, saved: State, now: State, start: Path | 
         origin = "other validation questions"
         repair = "give the --val-data and the --val-limit that the run began with"
     elif saved.start != now.start:
-        origin = f"another agent than there is now in {start}"
+        origin = f"an agent that differs from the one now in {start}"
         repair = "put the agent back that the run began with"
     else:
         return

@@ -39,7 +39,7 @@ def summary(folder: Path, best_step: int, config: AgentConfig) -> str:
 
 def unseen_data(config: AgentConfig) -> tuple[str, ...]:
     """The data with questions on which the agent was not trained; () if there is none."""
-    if set(config.data) <= {"mini"}:
+    if all(name == "mini" for name in config.data):
         return ("mini:ood",)
     if all(has_own_splits(name) for name in config.data):
         return config.data  # Its test questions are not its training questions.

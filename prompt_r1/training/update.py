@@ -168,7 +168,7 @@ def computes_in_16_bits(policy: Policy) -> bool:
 def check_gap(policy: Policy, ranks: Ranks, stats: UpdateStats, limit: GapLimit) -> None:
     """Measure the gap over the first mini-batch of all ranks, before the weights move.
 
-    Every rank raises UsageError if another model than the policy generated the games.
+    Every rank raises UsageError if a model other than the policy generated the games.
     """
     log_ratios = ranks.gather_lists([batch.log_ratio for batch in stats.pending])
     stats.gap = gap_metrics(torch.cat(log_ratios), cap=importance_cap_of(policy))
