@@ -74,15 +74,17 @@ def _check_run_folder(config: TrainConfig) -> None:
 
 def warnings_of(config: TrainConfig) -> list[str]:
     """What a user should know before a run starts: a toy beside real parts, or the toy's learning rate."""
-    data = " ".join(config.data)
-    is_toy = {"--agent mini": config.agent == MINI_AGENT, f"--data {data}": all_mini_data(config.data)}
-    if not config.without_environment:
-        is_toy["--env mini"] = is_mini(config.env)
-    toy_flags = [flag for flag in is_toy if is_toy[flag]]
-    real_flags = [flag for flag in is_toy if not is_toy[flag]]
+    toys = []
+    if config.agent == MINI_AGENT:
+        toys.append("--agent mini")
+    if all_mini_data(config.data):
+        toys.append(f"--data {' '.join(config.data)}")
+    if is_mini(config.env):
+        toys.append("--env mini")
+    parts = 2 if config.without_environment else 3
     warnings = []
-    if toy_flags and real_flags:
-        warnings.append(f"{', '.join(toy_flags)}: made for the invented mini world, and of no use outside it")
+    if 0 < len(toys) < parts:
+        warnings.append(f"{', '.join(toys)}: made for the invented mini world, and of no use outside it")
     if config.agent != MINI_AGENT and config.lr >= PRESETS["mini"]["lr"]:
         warnings.append(
             f"--lr {config.lr:g} suits the toy agent, and destroys a pretrained model: give about 3e-5 for a "
