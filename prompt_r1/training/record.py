@@ -188,9 +188,9 @@ class Record:
     def save_and_stop(self, error: Resumable | UsageError) -> Resumable | UsageError:
         """Save after an error that ended the run on every rank, and return the error to raise.
 
-        It has the same type, and the advice to repeat the command. Before the first step has been trained,
-        a UsageError is returned as it is, and nothing is saved. (A lost rank never comes here: `start_run`
-        raises its error.)
+        It has the same type, which has the exit code, and the advice to repeat the command. Before the first
+        step has been trained, a UsageError is returned as it is, and nothing is saved. (A lost rank never
+        comes here: `start_run` raises its error.)
         """
         if not isinstance(error, Resumable) and self.state.trained_step == 0:
             return error
