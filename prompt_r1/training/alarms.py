@@ -20,7 +20,7 @@ LEARNED_EM = 0.9  # Groups without spread are no alarm where the sampled games h
 
 
 @dataclass(frozen=True)
-class Rule:
+class AlarmRule:
     """When a metric has collapsed, and what that means."""
 
     metric: str
@@ -30,7 +30,7 @@ class Rule:
     meaning: str
 
 
-def rules_of(*, agent: str, gap: GapLimit, own_reward: bool) -> list[Rule]:
+def rules_of(*, agent: str, gap: GapLimit, own_reward: bool) -> list[AlarmRule]:
     """The rules of a run. If a value and a median of a metric have collapsed, the value is reported.
 
     agent        the name that the user gave, for the command that teaches the format
@@ -46,18 +46,20 @@ def rules_of(*, agent: str, gap: GapLimit, own_reward: bool) -> list[Rule]:
     odd_replies = "so many replies are filtered, cut or empty (env/outcomes/… in metrics.jsonl)"
     fallen_reward = "it has fallen by more than 0.5 below its best"
     rules = [
-        Rule("format", "value", is_zero, f"no game is well formed; {teach}"),
-        Rule("format", "median", has_halved, "the agent loses the format"),
-        Rule("reward/mean", "median", lambda now, before: now < max(before) - 0.5, fallen_reward),
-        Rule("reward/misranked", "value", above(0.2), "the reward prefers worse answers"),
-        Rule("groups/dropped", "value", above(0.0), failed_calls),
-        Rule("groups/no_spread", "median", lambda now, before: now >= 1.0, "every advantage is 0"),
-        Rule("env/outcomes", "value", above(0.2), odd_replies),
-        Rule("kl", "median", above(1.0), "the text loses the language of the start model"),
-        Rule("update/kl", "value", above(0.015), "the steps are too large, or games are used too often"),
-        Rule("entropy", "median", lambda now, before: now < 1e-3, "all games of a group are the same"),
-        Rule("entropy", "median", lambda now, before: now > max(1.0, 3 * before[0]), "the text is noise"),
-        Rule(gap.metric, "value", above(gap.alarm), "engine and policy disagree"),
+        AlarmRule("format", "value", is_zero, f"no game is well formed; {teach}"),
+        AlarmRule("format", "median", has_halved, "the agent loses the format"),
+        AlarmRule("reward/mean", "median", lambda now, before: now < max(before) - 0.5, fallen_reward),
+        AlarmRule("reward/misranked", "value", above(0.2), "the reward prefers worse answers"),
+        AlarmRule("groups/dropped", "value", above(0.0), failed_calls),
+        AlarmRule("groups/no_spread", "median", lambda now, before: now >= 1.0, "every advantage is 0"),
+        AlarmRule("env/outcomes", "value", above(0.2), odd_replies),
+        AlarmRule("kl", "median", above(1.0), "the text loses the language of the start model"),
+        AlarmRule("update/kl", "value", above(0.015), "the steps are too large, or games are used too often"),
+        AlarmRule("entropy", "median", lambda now, before: now < 1e-3, "all games of a group are the same"),
+        AlarmRule(
+            "entropy", "median", lambda now, before: now > max(1.0, 3 * before[0]), "the text is noise"
+        ),
+        AlarmRule(gap.metric, "value", above(gap.alarm), "engine and policy disagree"),
     ]
     if own_reward:
         return [rule for rule in rules if rule.metric != "reward/mean"]
