@@ -17,7 +17,7 @@ from prompt_r1.settings.agent import HELD_OUT, MINI_AGENT, all_mini_data
 from prompt_r1.settings.flags import given_values
 from prompt_r1.settings.functions import OwnLoss, import_advantages, import_loss, import_reward
 from prompt_r1.settings.train import PRESETS, TrainConfig, train_config
-from prompt_r1.training.run_folder import LOCK, check_settings, claim, newest_checkpoint, open_run
+from prompt_r1.training.run_folder import LOCK, check_same_settings, claim, newest_checkpoint, open_run
 
 if TYPE_CHECKING:  # It imports torch.
     from prompt_r1.grpo import OwnAdvantages
@@ -69,7 +69,7 @@ def _check_run_folder(config: TrainConfig) -> None:
         # skips.
         newest = newest_checkpoint(run, say=lambda damage: None)
         if newest is not None:
-            check_settings(newest, config)
+            check_same_settings(newest, config)
 
 
 def warnings_of(config: TrainConfig) -> list[str]:

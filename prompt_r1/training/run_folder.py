@@ -85,7 +85,7 @@ def check_version(checkpoint: Path) -> None:
         )
 
 
-def check_settings(checkpoint: Path, config: AgentConfig) -> None:
+def check_same_settings(checkpoint: Path, config: AgentConfig) -> None:
     """Raise UsageError for a checkpoint that was made with other settings of the experiment.
 
     Settings that do not identify a run may differ, such as the number of steps, or the device.

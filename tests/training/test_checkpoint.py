@@ -25,7 +25,13 @@ from prompt_r1.training import checkpoint
 from prompt_r1.training.best import Candidate
 from prompt_r1.training.checkpoint import State, begin_states, load_tensors, read_state, save_checkpoint
 from prompt_r1.training.report import write_report
-from prompt_r1.training.run_folder import LOCK, check_settings, checkpoints_of, newest_checkpoint, open_run
+from prompt_r1.training.run_folder import (
+    LOCK,
+    check_same_settings,
+    checkpoints_of,
+    newest_checkpoint,
+    open_run,
+)
 from tests.support import tiny
 from tests.support.damage import Attack
 from tests.support.exports import file_size_limit, locked
@@ -62,7 +68,7 @@ class TinyRun:
         return newest_checkpoint(self.folder, say=self.said.append)
 
     def load(self, checkpoint: Path) -> State:
-        check_settings(checkpoint, self.config)
+        check_same_settings(checkpoint, self.config)
         state = read_state(checkpoint)
         load_tensors(checkpoint, self.policy, self.optimizer)
         return state
