@@ -35,8 +35,10 @@ def settings_in_common(config: EvaluateConfig, seed: int) -> dict[str, Any]:
 
 
 def check_settings(config: EvaluateConfig, seed: int) -> None:
-    """Raise UsageError if the answers in --out were made with other settings."""
+    """Raise UsageError if the answers in --out were made by an earlier version or with other settings."""
     kept = contents_of(Path(config.out))
+    if kept and DEPENDS_ON not in kept:
+        raise UsageError(f"--out {config.out}: its answers are of an earlier version: give another --out")
     for name, value in settings_in_common(config, seed).items():
         if name in kept and kept[name] != value:
             problem = f"its answers were made with {name} = {kept[name]!r}, not {value!r}"
@@ -48,10 +50,7 @@ def keep_settings(evaluation: Evaluation) -> None:
     folder = evaluation.folder
     check_settings(evaluation.config, evaluation.seed)
     settings = settings_in_common(evaluation.config, evaluation.seed)
-    contents = contents_of(folder)
-    # In a folder of an earlier version, the dependencies are beside the settings.
-    others = {name: value for name, value in contents.items() if name not in settings}
-    kept = contents.get(DEPENDS_ON, others)
+    kept = contents_of(folder).get(DEPENDS_ON, {})
     depends_on = dependencies_of(evaluation)
     # The tables also show what an agent of this command has answered in earlier commands. So its files must
     # not have changed, even if no method of this command uses them.
