@@ -83,6 +83,6 @@ def cells_of_test(means: Means) -> dict[str, str]:
         "F1": rate_text(means.rates.get("f1"), interval=False),
     }
     for name in ("reward", "format", "turns"):
-        # The environment alone plays no games, so it has no reward. The "z" writes a rounded -0.0 as 0.
-        cells[name] = f"{means.counts[name]:z.3f}" if "reward" in means.counts else UNKNOWN
+        # The "z" writes a rounded -0.0 as 0.
+        cells[name] = f"{means.counts[name]:z.3f}" if name in means.counts else UNKNOWN
     return cells

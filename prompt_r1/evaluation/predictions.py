@@ -63,7 +63,7 @@ class Prediction:
     # call.
     stop: str = "answered"
     error: str = ""  # why the environment failed
-    turns: int = 1  # turns of the agent; 1 for a method without an agent
+    turns: int | None = None  # turns of the agent; None: no game was played.
     spent: Spending = field(default_factory=Spending)  # calls of the environment
     format: float | None = None  # 1: in the requested format, 0: not; None: no format was requested.
     reward: float | None = None  # None: no game was played.

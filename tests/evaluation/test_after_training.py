@@ -50,13 +50,13 @@ def test_the_table_has_a_row_for_each_dataset_and_the_mean_over_all_questions(tm
     rows = [
         predict(question=question_of(1, dataset="a")),
         predict(question=half),
-        predict(question=question_of(1, dataset="b")),
+        replace(predict(question=question_of(1, dataset="b")), format=1.0),
     ]
     alone = System("direct")
     printed, written = shown(tmp_path, [replace(row, system=alone) for row in rows])
     assert "| direct | a | 2 | 0 | 0.500 | 0.750 | – | – | – |" in written
-    assert "| direct | **all** | 3 | 0 | 0.667 | 0.833 | – | – | – |" in written
-    assert printed == ["test n errors EM F1 reward format turns", "direct 3 0 0.667 0.833 – – –"]
+    assert "| direct | **all** | 3 | 0 | 0.667 | 0.833 | – | 1.000 | – |" in written
+    assert printed == ["test n errors EM F1 reward format turns", "direct 3 0 0.667 0.833 – 1.000 –"]
 
 
 def test_a_table_of_failed_calls_only_has_no_means(tmp_path):

@@ -80,7 +80,7 @@ def test_a_failed_call_gives_an_error_instead_of_an_answer():
     prediction = answer("direct", priced(OwnSource(ScriptedEnvironment([EnvError("down")]), seed=0)))
     assert (prediction.answer, prediction.error) == (None, "down")
     assert (prediction.stop, prediction.spent.calls) == ("env_error", 1)
-    assert prediction.turns == 1, "a method without an agent has one turn"
+    assert prediction.turns is None, "a method without an agent plays no game"
 
 
 def test_the_agent_plays_a_game_and_every_call_of_it_is_counted(asking_agent):
