@@ -57,8 +57,10 @@ async def fine_tuned_agent(
     learns_from = METHODS[system.method].fine_tuned_on
     folder = evaluation.folder_of(system)
     config = agent.config
+    rank = IMITATION_RANK
     if learns_from == "gold answers":  # The games have one turn, in which the agent answers.
         config = replace(config, agent=agent.start, env="none", instruction="answer")
+        rank = SFT_RANK
     fine_tuned = NamedAgent(folder / "agent", config, agent.start)
     if (folder / "agent").exists():
         return fine_tuned
@@ -67,7 +69,7 @@ async def fine_tuned_agent(
         seed=evaluation.seed,
         # At LLaMA-Factory's learning rate the mini agent does not learn.
         lr=3e-3 if agent.start == MINI_AGENT else 1e-4,
-        rank=SFT_RANK if learns_from == "gold answers" else IMITATION_RANK,
+        rank=rank,
         device=str(pick_device(evaluation.config.device)),
     )
     match learns_from:
