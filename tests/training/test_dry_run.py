@@ -13,7 +13,7 @@ from prompt_r1.miniworld.questions import mini_questions
 from prompt_r1.pair.named_agent import resolve_agent
 from prompt_r1.settings.train import PRESETS, TrainConfig
 from prompt_r1.spending import Spending
-from prompt_r1.training.dry_run import Case, cases_of, estimate, shown_estimate
+from prompt_r1.training.dry_run import cases_of, estimate, shown_estimate
 from prompt_r1.training.preflight import ChosenTraining
 from prompt_r1.types import GameSettings
 
@@ -46,10 +46,10 @@ def test_a_run_validates_before_the_first_step_every_few_steps_and_after_the_las
 
 
 def test_each_call_sends_the_whole_dialogue_before_it_again():
-    """Four calls with prompts of 512 and replies of 1,024 tokens; the system message has 40 bytes."""
-    case = Case("high", 4, 512, 1024, 4, Price(1, 10))
+    """Four calls with prompts of 512 and replies of 1,024 tokens. The system message has 10 tokens."""
+    _, case = cases_of(GameSettings(max_turns=5, max_new=512), 80, {"max_tokens": 1024}, [Price(1, 10)])
     sent = sum(10 + (number + 1) * 512 + number * 1024 for number in range(4))
-    spent = case.game("x" * 40)
+    spent = case.game("x" * 30)
     assert (spent.calls, spent.tokens_in, spent.tokens_out) == (4, sent, 4 * 1024)
     assert abs(spent.usd - (sent + 4 * 1024 * 10) / 1e6) < 1e-12
 
