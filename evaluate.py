@@ -23,7 +23,6 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import replace
 
 from prompt_r1.environments.specs import Account, open_account
 from prompt_r1.errors import Resumable
@@ -95,8 +94,7 @@ async def ask_system(
         with progress_bar(name=str(system), total=len(unanswered)) as bar:
 
             async def answer_one(question: Question, sample: int) -> None:
-                prediction = await answer(question, sample)
-                file.add(replace(prediction, sample=sample, system=system))
+                file.add(await answer(question, sample))
                 bar.update()
 
             await run_together(answer_one(question, sample) for question, sample in unanswered)

@@ -46,7 +46,7 @@ async def answer(environment: AdvisedEnvironment, prompt: str, question: Questio
     ]
     reply = await environment.ask(messages)
     found, formatted = read_answer(reply, IN_TAGS)
-    return Prediction(question, found, reply, format=formatted, spent=Spending(calls=1), system=SYSTEM)
+    return Prediction(SYSTEM, question, 0, found, reply, format=formatted, spent=Spending(calls=1))
 
 
 async def best_prompt(environment: AdvisedEnvironment, questions: Sequence[Question]) -> str:

@@ -30,23 +30,19 @@ def compare_on_test(run: Run) -> str:
     questions = run.questions.test
     own = run.ranks.share(questions)
     asked = len(own) * (2 if run.config.without_environment else 3)
-    answers: dict[str, list[Prediction]] = {}
+    answers: list[Prediction] = []
     with progress_bar(name="test", total=asked, shown=run.ranks.is_first) as bar:
         if not run.config.without_environment:
-            asking = ask_alone(own, run.environment, after_each=bar.update)
-            answers["environment alone"] = run.wait_for(asking)
+            answers += run.wait_for(ask_alone(own, run.environment, after_each=bar.update))
         for name, path in [("untrained", run.start), ("trained", run.folder / "agent")]:
             agent = load_agent(path, run.config, run.ranks.device)
             games = play_share(run, agent, questions, name=f"test-{name}", after_each=bar.update)
-            answers[f"{name} agent"] = [prediction_of(game.trajectory, game.reward) for game in games]
+            system = System(f"{name} agent")
+            answers += [prediction_of(system, game.trajectory, 0, game.reward) for game in games]
             del agent  # Its memory is free before the next agent is loaded.
-    predictions = []
-    for system, system_answers in answers.items():
-        for prediction in system_answers:
-            # The columns that only rewards read may hold objects that cannot be sent to other ranks.
-            question = replace(prediction.question, extra={})
-            predictions.append(replace(prediction, question=question, system=System(system)))
-    return write_test(run, run.ranks.gather_lists(predictions))
+    # The columns that only rewards read may hold objects that cannot be sent to other ranks.
+    sendable = [replace(answer, question=replace(answer.question, extra={})) for answer in answers]
+    return write_test(run, run.ranks.gather_lists(sendable))
 
 
 async def ask_alone(
@@ -54,8 +50,10 @@ async def ask_alone(
 ) -> list[Prediction]:
     """Ask the environment the questions themselves, all concurrently, as the method `direct`."""
 
+    system = System("environment alone")
+
     async def ask_one(question: Question) -> Prediction:
-        prediction = await direct(environment, question, 0)
+        prediction = await direct(environment, system, question, 0)
         after_each()
         return prediction
 

@@ -16,7 +16,7 @@ from prompt_r1.environments.budget import Bill
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.sources import Caller
 from prompt_r1.errors import EnvError
-from prompt_r1.evaluation.predictions import Prediction
+from prompt_r1.evaluation.predictions import Prediction, System
 from prompt_r1.miniworld.environment import REQUEST_OF_COT
 from prompt_r1.protocol import shown_reply
 from prompt_r1.types import Message, Question
@@ -26,38 +26,42 @@ EXTRACT = f"{REQUEST_OF_COT} …"
 
 
 async def ask_once(
-    environment: Environment, messages: list[Message], question: Question, sample: int
+    environment: Environment, system: System, messages: list[Message], question: Question, sample: int
 ) -> Prediction:
     """Answer a question with one call. A failed call gives a prediction with an error."""
     bill = Bill()
     try:
         reply = await environment.ask(messages, Caller(question.id, sample), bill)
     except EnvError as error:
-        return Prediction(question, None, stop="env_error", error=str(error), spent=bill.spent)
+        return Prediction(
+            system, question, sample, None, stop="env_error", error=str(error), spent=bill.spent
+        )
     answer, formatted = read_answer(reply.text, request_of(environment.name))
-    return Prediction(question, answer, reply.text, format=formatted, spent=bill.spent)
+    return Prediction(system, question, sample, answer, reply.text, format=formatted, spent=bill.spent)
 
 
 async def direct(
-    environment: Environment, question: Question, sample: int, *, prompt: str | None = None
+    environment: Environment, system: System, question: Question, sample: int, *, prompt: str | None = None
 ) -> Prediction:
     """Ask the environment the question itself, under the system message `prompt`."""
     messages: list[Message] = []
     if prompt is not None:
         messages.append({"role": "system", "content": prompt})
     messages.append({"role": "user", "content": question.text + request_of(environment.name)})
-    return await ask_once(environment, messages, question, sample)
+    return await ask_once(environment, system, messages, question, sample)
 
 
-async def think_then_answer(environment: Environment, question: Question, sample: int) -> Prediction:
+async def think_then_answer(
+    environment: Environment, system: System, question: Question, sample: int
+) -> Prediction:
     """Ask for reasoning. Then ask, in a second call, for the answer that the reasoning leads to."""
     messages: list[Message] = [{"role": "user", "content": f"{question.text}\n{STEP_BY_STEP}"}]
-    thought = await ask_once(environment, messages, question, sample)
+    thought = await ask_once(environment, system, messages, question, sample)
     if thought.error:
         return thought
     messages.append({"role": "assistant", "content": shown_reply(thought.raw)})
     request = request_of(environment.name).strip()
     messages.append({"role": "user", "content": f"{EXTRACT}\n{request}"})
-    answered = await ask_once(environment, messages, question, sample)
+    answered = await ask_once(environment, system, messages, question, sample)
     raw = f"{thought.raw}\n\n{answered.raw}"
     return replace(answered, raw=raw, spent=thought.spent + answered.spent)

@@ -17,7 +17,7 @@ from prompt_r1.environments.specs import Account, open_environment
 from prompt_r1.evaluation.ask_once import direct
 from prompt_r1.evaluation.evaluation import Evaluation
 from prompt_r1.evaluation.imitation import fine_tuned_agent
-from prompt_r1.evaluation.methods import METHODS, Method
+from prompt_r1.evaluation.methods import METHODS
 from prompt_r1.evaluation.predictions import Prediction, System, prediction_of
 from prompt_r1.evaluation.searches import (
     ALL,
@@ -98,11 +98,11 @@ async def make_method(
     """
     method = METHODS[system.method]
     if method.ask is not None:
-        return partial(method.ask, environment)
+        return partial(method.ask, environment, system)
     if method.algorithm is not None:
         assert optimizer is not None, f"nothing writes prompts for {system.method}"
         prompts = await find_prompts(evaluation, system, method.algorithm, environment, optimizer)
-        return answer_under_prompts(prompts, environment)
+        return answer_under_prompts(prompts, environment, system)
     agent = evaluation.systems[system]
     assert agent is not None, f"{system.method} has no agent that plays"
     if method.fine_tuned_on is None:
@@ -116,25 +116,26 @@ async def make_method(
     return answer_by_games(
         load_agent(path, player.config, pick_device(config.device)),
         environment,
+        system,
         player.config.base_rule,
         Sampling(f"evaluation/{evaluation.seed}", config.temperature, config.top_p),
-        method,
     )
 
 
 def answer_by_games(
-    agent: Agent, environment: Environment, rule: Rule, sampling: Sampling, method: Method
+    agent: Agent, environment: Environment, system: System, rule: Rule, sampling: Sampling
 ) -> ReadyMethod:
     """The method, ready to answer each question by a game of this agent.
 
     Each game has its own seed, which begins with the seed of `sampling`.
     """
+    method = METHODS[system.method]
 
     async def answer(question: Question, sample: int) -> Prediction:
         game_sampling = replace(sampling, seed=f"{sampling.seed}/{question.id}/{sample}")
         game = await play_question(agent, environment, question, game_sampling, sample=sample)
         [reward] = score_games([game], rule=rule)
-        prediction = prediction_of(game, reward)
+        prediction = prediction_of(system, game, sample, reward)
         if not method.needs_environment:  # The environment is mute, and its calls do not count.
             prediction = replace(prediction, spent=Spending())
         if method.fine_tuned_on == "gold answers" and not prediction.error:
@@ -162,7 +163,8 @@ async def find_prompts(
     prompts: dict[str, str] = {}
     for name, data in data_of_searches(evaluation.questions, evaluation.data).items():
         search = PromptSearch(
-            f"{system.method} ({name})",
+            system,
+            name,
             environment,
             optimizer,
             limit=config.optimize_calls,
@@ -177,11 +179,11 @@ async def find_prompts(
     return prompts
 
 
-def answer_under_prompts(prompts: Mapping[str, str], environment: Environment) -> ReadyMethod:
+def answer_under_prompts(prompts: Mapping[str, str], environment: Environment, system: System) -> ReadyMethod:
     """The method, ready to ask each question once, under the prompt of its dataset or else of ALL."""
 
     async def answer(question: Question, sample: int) -> Prediction:
         name = question.dataset if question.dataset in prompts else ALL
-        return await direct(environment, question, sample, prompt=prompts[name])
+        return await direct(environment, system, question, sample, prompt=prompts[name])
 
     return answer

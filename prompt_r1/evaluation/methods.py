@@ -29,13 +29,13 @@ from prompt_r1.environments.environment import Environment
 from prompt_r1.evaluation.ask_once import direct, think_then_answer
 from prompt_r1.evaluation.gepa import GEPA
 from prompt_r1.evaluation.opro import OPRO
-from prompt_r1.evaluation.predictions import Prediction
+from prompt_r1.evaluation.predictions import Prediction, System
 from prompt_r1.evaluation.searches import Algorithm, RequestFields
 from prompt_r1.evaluation.textgrad import TEXTGRAD
 from prompt_r1.types import Question
 
-AskOnce = Callable[[Environment, Question, int], Awaitable[Prediction]]
-"""Asks an environment a question. The number is the question's repeat."""
+AskOnce = Callable[[Environment, System, Question, int], Awaitable[Prediction]]
+"""Asks an environment a question for a system. The number is the question's repeat."""
 
 
 @dataclass(frozen=True)

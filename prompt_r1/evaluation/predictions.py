@@ -55,10 +55,11 @@ class Prediction:
     failed: the answer is not scored, and the next evaluation asks again.
     """
 
+    system: System
     question: Question
+    sample: int  # the number of the repeat (--repeats)
     answer: str | None  # None: no answer could be read, or the environment failed.
     raw: str = ""  # the reply, the replies or the dialogue that the answer was taken from
-    sample: int = 0  # the number of the repeat (--repeats)
     # How the game ended (types.Stop). For a method without a game: "answered", or "env_error" after a failed
     # call.
     stop: str = "answered"
@@ -67,14 +68,14 @@ class Prediction:
     spent: Spending = field(default_factory=Spending)  # calls of the environment
     format: float | None = None  # 1: in the requested format, 0: not; None: no format was requested.
     reward: float | None = None  # None: no game was played.
-    # A method knows neither its system nor the number of the repeat. Its caller fills in both.
-    system: System = System("")
 
 
-def prediction_of(game: Trajectory, reward: Reward | None) -> Prediction:
+def prediction_of(system: System, game: Trajectory, sample: int, reward: Reward | None) -> Prediction:
     """The answer of a game. `reward` is None if the environment broke the game."""
     prediction = Prediction(
+        system,
         game.question,
+        sample,
         game.answer,
         _dialogue(game),
         stop=str(game.stop),
@@ -124,17 +125,17 @@ def to_row(prediction: Prediction) -> dict[str, object]:
 def _from_row(row: Mapping[str, Any]) -> Prediction:
     """The prediction of a line. Raises KeyError or TypeError for a line that `to_row` did not write."""
     return Prediction(
+        System(row["method"], row["environment"], row["agent"]),
         Question(row["id"], row["dataset"], row["question"], tuple(row["answers"]), row["kind"]),
+        row["sample"],
         row["prediction"],
         raw=row["raw"],
-        sample=row["sample"],
         stop=row["stop"],
         error=row["error"],
         turns=row["turns"],
         format=row["format"],
         reward=row["reward"],
         spent=Spending(row["calls"], row["tokens_in"], row["tokens_out"], row["usd"]),
-        system=System(row["method"], row["environment"], row["agent"]),
     )
 
 

@@ -19,7 +19,7 @@ from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.sources import Caller, Reply
 from prompt_r1.errors import EnvError, Resumable
 from prompt_r1.evaluation.ask_once import direct
-from prompt_r1.evaluation.predictions import Prediction
+from prompt_r1.evaluation.predictions import Prediction, System
 from prompt_r1.f1 import exact_match, f1
 from prompt_r1.rollout import run_together
 from prompt_r1.types import Message, Question
@@ -47,7 +47,8 @@ class Data:
 class PromptSearch:
     """Tries prompts on an environment, and asks an optimiser for new ones."""
 
-    name: str  # the method and the dataset
+    system: System
+    dataset: str  # or ALL
     environment: Environment
     optimizer: Environment
     limit: int = 0  # the most calls of both models together; 0: no limit
@@ -60,6 +61,11 @@ class PromptSearch:
     attempts_without_new_prompt: int = 0  # A new prompt resets them.
     tried: set[str] = field(default_factory=set)  # the prompts that were tried on any question
     scores: dict[str, list[float]] = field(default_factory=dict)  # prompt → score of each of `questions`
+
+    @property
+    def name(self) -> str:
+        """The method and the dataset."""
+        return f"{self.system.method} ({self.dataset})"
 
     @property
     def calls(self) -> int:
@@ -122,7 +128,7 @@ class PromptSearch:
         if prompt not in self.tried:
             self.tried.add(prompt)
             self.attempts_without_new_prompt = 0
-        asked = [direct(self.environment, question, 0, prompt=prompt) for question in questions]
+        asked = [direct(self.environment, self.system, question, 0, prompt=prompt) for question in questions]
         predictions = await run_together(asked)
         for prediction in predictions:
             if prediction.error:

@@ -71,8 +71,8 @@ def test_the_means_of_games_are_those_of_a_validation(tmp_path):
     for number, game in enumerate(games):
         game.question = replace(game.question, id=str(number))
     [scored] = score_and_compare([games], RULES["release"])
-    predictions = [prediction_of(game.trajectory, game.reward) for game in scored]
-    printed, _ = shown(tmp_path, [replace(one, system=System("agent")) for one in predictions])
+    predictions = [prediction_of(System("agent"), game.trajectory, 0, game.reward) for game in scored]
+    printed, _ = shown(tmp_path, predictions)
     validated = mean_metrics([metrics_of_game(game) for game in scored])
     expected = [validated[name] for name in ("em", "f1", "reward", "format", "turns")]
     name, n, errors, *means = printed[-1].split()

@@ -9,7 +9,7 @@ from prompt_r1.environments.asking import IN_TAGS, read_answer, request_of
 from prompt_r1.environments.own import MuteEnvironment, OwnSource
 from prompt_r1.errors import EnvError, UsageError
 from prompt_r1.evaluation.making import answer_by_games
-from prompt_r1.evaluation.methods import METHODS
+from prompt_r1.evaluation.predictions import System
 from prompt_r1.f1 import exact_match
 from prompt_r1.miniworld.environment import ANSWER_ONLY, MiniEnvironment
 from prompt_r1.miniworld.world import make_world
@@ -103,7 +103,7 @@ def test_a_game_is_rewarded_by_the_rule_of_the_method(rule, reward):
     """A perfect turn without an interaction opens the gate of an agent alone, but not of "release"."""
     agent = OneTurnAgent([think("so", answer="Anna")])
     played = answer_by_games(
-        agent, environment_of(MuteEnvironment()), rule, Sampling("evaluation/0"), METHODS["grpo-only"]
+        agent, environment_of(MuteEnvironment()), System("grpo-only"), rule, Sampling("evaluation/0")
     )
     prediction = asyncio.run(played(ANNA, 0))
     assert prediction.reward == pytest.approx(reward) and prediction.format == 1.0
@@ -114,7 +114,7 @@ def test_only_the_agent_of_sft_may_answer_without_thinking(name, formatted):
     """Its instruction asks for think blocks, but its gold answers have none."""
     agent = OneTurnAgent(["<answer>Anna</answer>"])
     rule, sampling = RULE_WITHOUT_ENVIRONMENT, Sampling("evaluation/0")
-    played = answer_by_games(agent, environment_of(MuteEnvironment()), rule, sampling, METHODS[name])
+    played = answer_by_games(agent, environment_of(MuteEnvironment()), System(name), rule, sampling)
     prediction = asyncio.run(played(ANNA, 0))
     assert (prediction.answer, prediction.format) == ("Anna", formatted)
 

@@ -23,6 +23,7 @@ from prompt_r1.evaluation import making
 from prompt_r1.evaluation.gepa import GEPA, draw_parent, filled_batches, mean_score, read_fenced_prompt
 from prompt_r1.evaluation.methods import METHODS
 from prompt_r1.evaluation.opro import OPRO, is_usable, meta_prompt, read_instruction
+from prompt_r1.evaluation.predictions import System
 from prompt_r1.evaluation.searches import PATIENCE, SEED_PROMPT, Data, PromptSearch
 from prompt_r1.evaluation.textgrad import TEXTGRAD, endless_batches, rewrite
 from prompt_r1.types import Message, Question
@@ -75,7 +76,7 @@ def new_search(
 ) -> PromptSearch:
     """A search that scores prompts on 20 questions; a test may replace its parts."""
     environment, optimizer = priced(task or answering_task()), priced(writer or new_writer())
-    return PromptSearch("searched", environment, optimizer, max_calls, examples=20, seed=seed)
+    return PromptSearch(System("searched"), "a", environment, optimizer, max_calls, examples=20, seed=seed)
 
 
 def find(name: str, search: PromptSearch) -> str:

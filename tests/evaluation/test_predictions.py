@@ -28,16 +28,16 @@ def write(path: Path, *predictions: Prediction) -> None:
 def test_a_line_is_one_flat_object_that_can_be_read_again(tmp_path):
     """The keys are an interface: other programs read predictions.jsonl."""
     prediction = Prediction(
+        System("prompt-r1", "large", "runs/a"),
         question_of(answers=("3",), kind="math"),
+        1,
         "3",
         "dialogue",
-        sample=1,
         stop="answered",
         turns=2,
         spent=Spending(1, 10, 3, 0.5),
         format=1.0,
         reward=0.9,
-        system=System("prompt-r1", "large", "runs/a"),
     )
     assert to_row(prediction) == {
         "method": "prompt-r1", "environment": "large", "agent": "runs/a", "dataset": "towns",

@@ -37,7 +37,7 @@ def write_files(folder: Path) -> dict[Path, Callable[[Path], object]]:
     [games] = (run / "trajectories").iterdir()
     write_questions(folder / "own.jsonl", [QUESTION])
     parquet(folder / "published.parquet", published_row("Who?", ["Anna"]))
-    answer = Prediction(QUESTION, "Anna", system=System("direct", "mini"))
+    answer = Prediction(System("direct", "mini"), QUESTION, 0, "Anna")
     (folder / "predictions.jsonl").write_text(json.dumps(to_row(answer)) + "\n")
     write_yaml(TrainConfig(agent="mini", env="mini", data=("mini",), val_data=()), folder / "settings.yaml")
     agent = tiny.save_agent(folder / "agent")

@@ -83,10 +83,10 @@ def answers(method: str, right: int, of: int = 100, *, dataset: str = "pop", sam
     """Predictions of a method, the first of which are right."""
     return [
         Prediction(
+            System(method, "mini"),
             Question(str(number), dataset, "Who?", ("Anna",)),
+            sample,
             "Anna" if number < right else "Bob",
-            sample=sample,
-            system=System(method, "mini"),
             spent=Spending(calls=2),
         )
         for number in range(of)
@@ -131,7 +131,7 @@ def test_seeds_that_agree_by_chance_have_no_narrower_interval_than_their_questio
 
 
 def test_datasets_have_equal_weight_and_failed_calls_none():
-    failed = [Prediction(QUESTION, None, error="429", system=System("direct", "mini"))]
+    failed = [Prediction(System("direct", "mini"), QUESTION, 0, None, error="429")]
     given = [*answers("direct", 100), *answers("direct", 0, of=10, dataset="math"), *failed]
     row = cells_of(seeds.table([given], "direct", ["math", "pop"]))["direct"]
     assert row[0].startswith("50.0 ") and row[4].startswith("0.0") and row[5].startswith("100.0")

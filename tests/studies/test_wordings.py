@@ -128,7 +128,7 @@ def prediction(case: Case, *turns: tuple[str, str], answer: str, method: str = "
     lines.append(f"<think>.</think>\n<answer>{answer}</answer>")
     question = Question(case.text, "test", case.text, (CITIES[case.city],))
     spent = Spending(calls=len(turns))
-    return Prediction(question, answer, "\n".join(lines), spent=spent, system=System(method))
+    return Prediction(System(method), question, 0, answer, "\n".join(lines), spent=spent)
 
 
 def test_the_behaviour_says_who_asks_again_and_in_which_wording():

@@ -30,7 +30,7 @@ def predict(
 ) -> Prediction:
     """An answer to question `number`, or to `question`; "Paris" is correct."""
     question = question or question_of(number)
-    return Prediction(question, answer, system=system, sample=sample, error=error)
+    return Prediction(system, question, sample, answer, error=error)
 
 
 def predict_all(correct: dict[str, list[bool]], system: System = DIRECT) -> list[Prediction]:
