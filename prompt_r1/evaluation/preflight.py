@@ -143,17 +143,12 @@ def list_systems(config: EvaluateConfig, methods: Iterable[str], environments: l
 
     With --tables, only the methods of Table 5 have all environments and agents. Others have the first ones.
     """
+    given_agents = {None: [""], "grpo": [config.grpo_agent], "trained": config.agent, "start": config.agent}
     systems = []
     for name in methods:
         method = METHODS[name]
         specs = environments if method.needs_environment else [""]
-        match method.agent:
-            case None:
-                agents = [""]
-            case "grpo":
-                agents = [config.grpo_agent]
-            case "trained" | "start":
-                agents = list(config.agent)
+        agents = given_agents[method.agent]
         if config.tables and name not in TRANSFER_METHODS:
             specs, agents = specs[:1], agents[:1]
         systems += [System(name, spec, agent) for spec in specs for agent in agents]
