@@ -165,6 +165,8 @@ def score_predictions(
     With an `encoder`, free texts are scored by SSim, too. A missing answer is scored as an empty one. Failed
     calls are not scored.
     """
+    answered = [prediction for prediction in predictions if not prediction.error]
+    similarities = {} if encoder is None else similarities_of(answered, encoder, official=official)
     scored = []
     for prediction in predictions:
         metrics: dict[str, float] = {}
@@ -172,9 +174,9 @@ def score_predictions(
             metrics = text_metrics(prediction, official=official)
             for name, metric in (own_metrics or {}).items():
                 metrics[name] = metric(prediction.answer or "", prediction.question)
+        if prediction in similarities:
+            metrics["ssim"] = similarities[prediction]
         scored.append(ScoredPrediction(prediction, metrics))
-    if encoder is not None:
-        add_similarity(scored, encoder, official=official)
     return Results(scored)
 
 
@@ -187,15 +189,14 @@ def text_metrics(prediction: Prediction, *, official: bool) -> dict[str, float]:
     return {"em": exact_match(answer, golds), "sm": substring_match(answer, golds), "f1": f1(answer, golds)}
 
 
-def add_similarity(scored: Sequence[ScoredPrediction], encoder: SentenceEncoder, *, official: bool) -> None:
-    """Add SSim to the metrics of the free texts. All texts are embedded together."""
-    answered = [result for result in scored if not result.prediction.error]
-    texts = [result for result in answered if result.prediction.question.kind == "text"]
-    answers = [text.prediction.answer or "" for text in texts]
-    golds = [text.prediction.question.answers for text in texts]
-    similarities = encoder.similarity(answers, golds, official=official)
-    for text, ssim in zip(texts, similarities, strict=True):
-        text.metrics["ssim"] = ssim
+def similarities_of(
+    answered: Sequence[Prediction], encoder: SentenceEncoder, *, official: bool
+) -> dict[Prediction, float]:
+    """SSim of the answers to free texts. All texts are embedded together."""
+    texts = [prediction for prediction in answered if prediction.question.kind == "text"]
+    answers = [text.answer or "" for text in texts]
+    golds = [text.question.answers for text in texts]
+    return dict(zip(texts, encoder.similarity(answers, golds, official=official), strict=True))
 
 
 def counts_of(prediction: Prediction) -> dict[str, float | None]:
