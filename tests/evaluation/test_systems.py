@@ -21,7 +21,7 @@ import yaml
 from safetensors.torch import save_file
 
 from prompt_r1.environments.environment import Environment
-from prompt_r1.environments.specs import open_account
+from prompt_r1.environments.specs import open_account, parse_fields
 from prompt_r1.errors import FatalEnvError, UsageError
 from prompt_r1.evaluation import tables
 from prompt_r1.evaluation.evaluation import Evaluation
@@ -258,7 +258,7 @@ def test_settings_of_the_training_are_those_of_its_environment(asking_agent, tmp
         run_here("evaluate.py", *line, *(["--env", f"hf:{asking_agent}"] if is_named else []))
     [checked] = opened.call_args.args
     settings = checked.config
-    fields = json.loads(settings.env_args)
+    fields = parse_fields(settings.env_args)
     if is_named:
         assert (settings.env_system, fields) == (ENVIRONMENT_SYSTEM, {})
     else:
