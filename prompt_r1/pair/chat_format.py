@@ -70,11 +70,14 @@ def read_request(content: bytes) -> ChatRequest:
     temperature = given.get("temperature")
     if temperature is not None and not (is_finite_number(temperature) and temperature >= 0):
         raise bad_request("`temperature` must be a number, and at least 0")
+    seed = given.get("seed")
+    if seed is not None and type(seed) is not int:
+        raise bad_request("`seed` must be a whole number")
     return ChatRequest(
         question=_question(given.get("messages")),
         stream=bool(given.get("stream")),
         temperature=temperature,
-        seed=given.get("seed"),
+        seed=seed,
     )
 
 

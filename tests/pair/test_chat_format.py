@@ -46,6 +46,7 @@ def message(content: object) -> dict[str, object]:
         ({"temperature": "0.7"}, "`temperature` must be a number"),
         ({"temperature": -0.1}, "at least 0"),
         ({"temperature": float("inf")}, "`temperature` must be a number"),
+        *[({"seed": seed}, "`seed` must be a whole number") for seed in (True, "7", 0.5, [], {"a": 1})],
         *[
             ({"messages": messages}, "`messages` must be a list")
             for messages in (None, 3, "Who?", {}, [], ["Who?"])
@@ -60,7 +61,7 @@ def message(content: object) -> dict[str, object]:
     ],
 )
 def test_a_wrong_field_is_named(fields, sentence):
-    """A bug: the agent played the question "None" for a part whose text is null."""
+    """Bugs: the agent played the question "None" for a part whose text is null, and any JSON was a seed."""
     with pytest.raises(Failure, match=sentence) as refused:
         read(**fields)
     assert refused.value.status == 400
