@@ -35,7 +35,7 @@ The rooms, in reading order. The first two hold what the others share:
 The programs are train.py, infer.py and evaluate.py, and the modules prompt_r1.data, prompt_r1.pair,
 prompt_r1.training.report and prompt_r1.training.warm_start.
 
-The names of `pair.api` are imported on first use, because they import torch.
+The names in MODULES are imported on first use.
 """
 
 from importlib import import_module
@@ -61,12 +61,20 @@ __all__ = [
     "__version__",
     "load",
 ]
+# Imported on first use: `pair.api` imports torch, and `types` fails in old Pythons.
+MODULES = {
+    "Limits": "pair.api",
+    "Pair": "pair.api",
+    "Piece": "pair.dialogue",
+    "Trajectory": "types",
+    "load": "pair.api",
+}
 
 
 def __getattr__(name: str) -> object:
-    if name not in __all__:
+    if name not in MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.pair.api"), name)
+    return getattr(import_module(f"{__name__}.{MODULES[name]}"), name)
 
 
 def __dir__() -> "list[str]":  # Quoted, because Python 3.8 would fail here, before `check_installation`.

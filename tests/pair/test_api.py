@@ -267,7 +267,7 @@ def test_the_package_imports_nothing_slow_until_a_name_is_used():
     lines = (
         "import sys, prompt_r1",
         "assert 'torch' not in sys.modules and 'load' in dir(prompt_r1)",
-        "prompt_r1.UsageError",
+        "prompt_r1.UsageError, prompt_r1.Trajectory, prompt_r1.Piece",
         "assert 'torch' not in sys.modules",
     )
     subprocess.run([sys.executable, "-c", "\n".join(lines)], cwd=ROOT, check=True)
