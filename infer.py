@@ -24,16 +24,17 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict
 
-from prompt_r1.errors import NoAnswer, QuestionTooLong, Resumable, UsageError
+from prompt_r1.errors import QuestionTooLong, Resumable, UsageError
 from prompt_r1.pair.api import AsyncPair, asked_question, open_pair
 from prompt_r1.pair.dialogue import DialoguePrinter, OnPiece
 from prompt_r1.pair.named_agent import teaching_command
 from prompt_r1.pair.settings import ChosenPair, InferConfig
-from prompt_r1.programs.command_line import run_program
+from prompt_r1.programs.command_line import exit_with, run_program
 from prompt_r1.programs.reading import json_object
 from prompt_r1.programs.text import printable
 from prompt_r1.types import Trajectory
 
+NO_ANSWER = 3  # the exit code if a game ended without an answer
 # An agent that knows the format begins an action with one of these tags, unless its turn is cut off before.
 ACTION_TAGS = ("<interaction_prompt>", "<answer>")
 
@@ -67,7 +68,7 @@ def main(chosen: ChosenPair[InferConfig]) -> None:
         )
     without_answer = sum(game.answer is None for game in games)
     if without_answer:
-        raise NoAnswer(f"{without_answer} of {len(games)} questions got no answer")
+        exit_with(NO_ANSWER, f"{without_answer} of {len(games)} questions got no answer")
 
 
 def given_questions(question: str) -> list[str]:

@@ -37,12 +37,6 @@ class AgentUnusable(Resumable):
     """The agent's logits are NaN or infinite, so it can write no token."""
 
 
-class NoAnswer(Exception):
-    """A game of infer.py ended without an answer."""
-
-    exit_code = 3
-
-
 class SignalBeforeTraining(KeyboardInterrupt):
     """A signal came before training began (exit code 75; 130 for Ctrl-C).
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from prompt_r1.errors import FatalEnvError, NoAnswer
+from prompt_r1.errors import FatalEnvError
 from prompt_r1.pair.named_agent import SETTINGS_FILE
 from tests.support.json_server import JsonHandler, serving
 from tests.support.programs import run_here
@@ -73,7 +73,7 @@ def run(program: str, agent: Path, *flags: str) -> None:
 def test_a_url_in_an_agents_folder_gets_the_key_only_if_the_user_names_it(program, named, foreign, listener):
     """A bug: `infer.py --agent FOREIGN` sent OPENAI_API_KEY to the host that the folder named."""
     specs = ",".join(listener.spec.replace("large", name) for name in named)
-    with suppress(NoAnswer):  # The agent does not answer; only its requests matter.
+    with suppress(SystemExit):  # The agent does not answer; only its requests matter.
         run(program, foreign, *(["--env", specs] if named else []))
     assert len(listener.headers) > 1 and set(listener.headers) == {f"Bearer {KEY}" if named else None}
 

@@ -14,14 +14,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
-from prompt_r1.errors import (
-    NoAnswer,
-    Resumable,
-    SignalBeforeTraining,
-    UsageError,
-    first_line,
-    is_out_of_memory,
-)
+from prompt_r1.errors import Resumable, SignalBeforeTraining, UsageError, first_line, is_out_of_memory
 from prompt_r1.programs.launcher import has_other_ranks
 from prompt_r1.programs.text import printable, printable_line, without_keys
 
@@ -102,7 +95,7 @@ def explain(error: BaseException, *, then: str = "") -> tuple[int, str]:
     """The exit code of an error, and its sentence. `then` says what the same command does after a stop."""
     after_a_stop = f"; the same command {then}" if then else ""
     match error:
-        case UsageError() | NoAnswer() | Resumable() | SignalBeforeTraining():
+        case UsageError() | Resumable() | SignalBeforeTraining():
             return error.exit_code, str(error)
         case KeyboardInterrupt():
             return 130, f"interrupted{after_a_stop}"
