@@ -17,6 +17,7 @@ from prompt_r1.data.rows import (
     gold_answers,
     read_rows,
     text_field,
+    text_of,
     text_or_number,
 )
 from prompt_r1.errors import UsageError
@@ -112,7 +113,7 @@ def _published_question(row: Fields) -> Question:
             "'Question: ', the question and the published instruction; "
             f"`{CONVERT}` reads the raw files of the datasets"
         )
-    text = text_or_number(found[1], "question")
+    text = text_of(found[1], "question")
     dataset = name_in_paper(text_field(row, "data_source"))
     golds = gold_answers(truth, "ground_truth")
     return Question(_id_of(row, text), dataset, text, golds, kind_of_dataset(dataset))

@@ -176,13 +176,17 @@ def fields_of(row: object) -> Fields:
 
 
 def text_field(row: Fields, field: str, *, may_be_blank: bool = False) -> str:
-    """The text of a field. Raises BadRow if it is missing, is not a text, or is blank but must not be.
+    """The text of a field. Raises BadRow if it is missing, is not a text, or is blank but must not be."""
+    if field not in row:
+        raise BadRow(f"the field {field} is missing")
+    return text_of(row[field], field, may_be_blank=may_be_blank)
+
+
+def text_of(value: object, field: str, *, may_be_blank: bool = False) -> str:
+    """The text that is the value of a field. Raises BadRow if it is not a text, or is blank but must not be.
 
     JSON may hold half a character (a lone surrogate), which becomes "?".
     """
-    if field not in row:
-        raise BadRow(f"the field {field} is missing")
-    value = row[field]
     if not isinstance(value, str):
         raise BadRow(f"the field {field} must be a text, not {describe(value)}")
     if not value.strip() and not may_be_blank:
@@ -193,7 +197,7 @@ def text_field(row: Fields, field: str, *, may_be_blank: bool = False) -> str:
 def text_or_number(value: object, field: str) -> str:
     """A text that is not blank, or a number; 1945.0 is 1945. Raises BadRow for anything else."""
     if isinstance(value, str):
-        return text_field({field: value}, field)
+        return text_of(value, field)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < math.inf:
         raise BadRow(f"the field {field} must contain texts or numbers, not {describe(value)}")
     return str(int(value)) if value == int(value) else repr(float(value))

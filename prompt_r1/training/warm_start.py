@@ -28,7 +28,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from prompt_r1.data.rows import BadRow, fields_of, read_rows, text_field
+from prompt_r1.data.rows import BadRow, fields_of, read_rows, text_field, text_of
 from prompt_r1.errors import UsageError
 from prompt_r1.miniworld.demonstrations import demonstrations
 from prompt_r1.pair.named_agent import preset_config
@@ -110,7 +110,7 @@ def read_games(path: Path) -> Iterator[Game]:
 
 def _question_text(question: object) -> str:
     """The text of a question, which is a text or an object with `text`."""
-    return text_field(question if isinstance(question, dict) else {"text": question}, "text")
+    return text_field(question, "text") if isinstance(question, dict) else text_of(question, "question")
 
 
 def _turns(played: object) -> list[Turn]:
