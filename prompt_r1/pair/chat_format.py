@@ -121,11 +121,15 @@ def last_chunk(head: Body, game: Trajectory) -> Body:
     return {**chunk(head, answer_of(game), finish_reason(game)), "usage": usage_of(game)}
 
 
-def dialogue_text(piece: Piece) -> str:
-    """The text that a piece adds to `reasoning_content`. Blocks have labels; the answer is left out."""
-    if piece.kind == "answer":
-        return ""
-    return f"\n{LABELS[piece.kind].capitalize()}: {piece.text}" if piece.begins else piece.text
+def dialogue_delta(piece: Piece) -> Body:
+    """What a piece adds to a stream: text of `reasoning_content`. The first piece of a block has a label.
+
+    The extra field `kind` is for the page (chat.html): it names the kind of a block that begins here.
+    """
+    if not piece.begins:
+        return {"reasoning_content": piece.text}
+    label = LABELS[piece.kind].capitalize()
+    return {"reasoning_content": f"\n{label}: {piece.text}", "kind": piece.kind}
 
 
 def answer_of(game: Trajectory) -> Body:

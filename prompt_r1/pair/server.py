@@ -37,7 +37,7 @@ from prompt_r1.pair.chat_format import (
     bad_request,
     chunk,
     completion,
-    dialogue_text,
+    dialogue_delta,
     failure_of,
     last_chunk,
     read_request,
@@ -133,8 +133,8 @@ class ChatServer:
         try:
             yield _event(chunk(head, {"role": "assistant", "content": ""}))
             while (piece := await pieces.get()) is not None:
-                if text := dialogue_text(piece):
-                    yield _event(chunk(head, {"reasoning_content": text}))
+                if piece.kind != "answer":  # The last event has the answer.
+                    yield _event(chunk(head, dialogue_delta(piece)))
             yield _event(last_chunk(head, await playing))
             yield b"data: [DONE]\n\n"
         except Failure as failure:

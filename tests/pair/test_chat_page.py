@@ -125,7 +125,7 @@ def test_the_page_fits_its_window_in_light_and_dark(chromium, width, scheme, tmp
         assert chromium.value("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
         end = "document.querySelector('.cost').getBoundingClientRect().bottom"
         assert chromium.value(f"{end} < document.getElementById('form').getBoundingClientRect().top")
-        for element in ("body", ".block b", ".thinks .text", ".answer", "button", "#question"):
+        for element in ("body", ".block b", ".think .text", ".answer", "button", "#question"):
             ink, paper = colours(chromium, element)
             assert contrast(ink, paper) >= 4.5, element
         is_dark = luminance(colours(chromium, "body")[1]) < 0.2

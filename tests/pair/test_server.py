@@ -90,6 +90,8 @@ def test_openais_client_streams_the_dialogue_as_reasoning_and_then_the_answer(ur
         "\nEnvironment: WHO IS ANNA?\nAgent thinks: Now I know."
     )
     assert len(thoughts) > 20  # it arrives while the agent writes
+    kinds = [delta.kind for delta in deltas if hasattr(delta, "kind")]
+    assert kinds == ["think", "interaction_prompt", "reply", "think"]
 
 
 def test_every_event_of_a_stream_says_something(url):
