@@ -109,10 +109,10 @@ class AgentConfig(EnvironmentConfig):
         "gpt-4o-mini",
         "mini, smollm2, MODEL, MODEL@URL, hf:DIR, py:MODULE:NAME, none",
         everyday=True,
-        code_prefix=OBJECT_PREFIX,
+        code="prefixed",
     )
     data: tuple[str, ...] = setup_setting(
-        (), "mini, files, hf:ORG/NAME:SPLIT, py:MODULE:FUNCTION", everyday=True, code_prefix=OBJECT_PREFIX
+        (), "mini, files, hf:ORG/NAME:SPLIT, py:MODULE:FUNCTION", everyday=True, code="prefixed"
     )
     seed: int = setup_setting(0, "seed of mini world, question order, sampling", everyday=True)
     instruction: str = game_setting(
@@ -125,14 +125,14 @@ class AgentConfig(EnvironmentConfig):
     rule: str = game_setting(
         "paper", "reward: the paper's (eqs 12-15) or its release's", choices=tuple(RULES)
     )
-    reward: str = game_setting("", "your MODULE:FUNCTION in place of the reward (eq. 15)", code_prefix="")
+    reward: str = game_setting("", "your MODULE:FUNCTION in place of the reward (eq. 15)", code="always")
     temperature: float = game_setting(1.0, "temperature in training; validation is greedy", low=1e-6)
     val_data: tuple[str, ...] = record_setting(
-        (), "files, none, or held-out: a tenth (default of files)", everyday=True, code_prefix=OBJECT_PREFIX
+        (), "files, none, or held-out: a tenth (default of files)", everyday=True, code="prefixed"
     )
     val_limit: int = record_setting(256, "validation questions, stratified by dataset", low=1)
     test_data: tuple[str, ...] = record_setting(
-        (), "test questions at the end; none: no test", everyday=True, code_prefix=OBJECT_PREFIX
+        (), "test questions at the end; none: no test", everyday=True, code="prefixed"
     )
     dtype: str = machine_setting(
         "bfloat16", "matrix products on GPUs; all else: float32", choices=("float32", "bfloat16")

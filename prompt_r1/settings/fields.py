@@ -8,14 +8,16 @@ from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 import yaml
 
 from prompt_r1.errors import UsageError
 from prompt_r1.programs.files import replace_file
+from prompt_r1.settings.functions import OBJECT_PREFIX
 
 BOOLEANS = {"true": True, "false": False}
+NamesCode = Literal["never", "prefixed", "always"]  # A prefixed text begins with OBJECT_PREFIX.
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 
@@ -28,17 +30,15 @@ class Setting:
     takes_several: bool  # whether its value is a tuple
     default: Any
     help: str  # its line in the help
-    low: float = 0  # A number may be from `low` to `high`, both included.
-    high: float = math.inf
-    choices: tuple[str, ...] = ()  # the texts that it may be; (): any text
-    everyday: bool = False  # whether --help shows it; --help-all shows all settings
-    # Whether a resumed run, and all answers of an evaluation, need the same value.
-    defines_experiment: bool = False
-    may_be_empty: bool = False  # whether an empty text means something
-    # A text that begins with this prefix names code of the user. "": every text does; None: no text does.
-    code_prefix: str | None = None
-    group: str = ""  # its heading in --help-all
-    default_text: str = ""  # what the help says in place of the default; "": the default itself
+    low: float  # A number may be from `low` to `high`, both included.
+    high: float
+    choices: tuple[str, ...]  # the texts that it may be; (): any text
+    everyday: bool  # whether --help shows it; --help-all shows all settings
+    defines_experiment: bool  # whether a resumed run, and all answers of an evaluation, need the same value
+    may_be_empty: bool  # whether an empty text means something
+    code: NamesCode  # which of its texts name code of the user
+    group: str  # its heading in --help-all
+    default_text: str  # what the help says in place of the default; "": the default itself
 
     @property
     def flag(self) -> str:
@@ -47,11 +47,12 @@ class Setting:
 
     def names_code(self, value: Any) -> bool:
         """Whether a value of the setting names code of the user, alone or in a list."""
-        if self.code_prefix is None:
+        if self.code == "never":
             return False
+        prefix = OBJECT_PREFIX if self.code == "prefixed" else ""
         # The text of --env may name several environments, separated by commas.
         texts = value if self.takes_several else value.split(",")
-        return any(text and text.strip().startswith(self.code_prefix) for text in texts)
+        return any(text and text.strip().startswith(prefix) for text in texts)
 
     def convert(self, value: object, name: str) -> Any:
         """Convert a value of a flag or a file, or one of several values, to the type of the setting.
@@ -82,9 +83,34 @@ class Setting:
             raise UsageError(f"{name} must be at most {self.high:g}, not {reprlib.repr(value)}")
 
 
-def setting(default: Any, help: str, **others: Any) -> Any:
-    """A field of a config with this default. The other arguments are fields of `Setting`."""
-    return field(default=default, metadata={"help": help, **others})
+def setting(
+    default: Any,
+    help: str,
+    *,
+    low: float = 0,
+    high: float = math.inf,
+    choices: tuple[str, ...] = (),
+    everyday: bool = False,
+    defines_experiment: bool = False,
+    may_be_empty: bool = False,
+    code: NamesCode = "never",
+    group: str = "",
+    default_text: str = "",
+) -> Any:
+    """A field of a config with this default. The other arguments are explained in `Setting`."""
+    metadata = {
+        "help": help,
+        "low": low,
+        "high": high,
+        "choices": choices,
+        "everyday": everyday,
+        "defines_experiment": defines_experiment,
+        "may_be_empty": may_be_empty,
+        "code": code,
+        "group": group,
+        "default_text": default_text,
+    }
+    return field(default=default, metadata=metadata)
 
 
 everyday_setting = partial(setting, everyday=True)
@@ -154,12 +180,12 @@ def read_yaml(path: Path, config_class: type[Any], *, all_known: bool = True) ->
         raise UsageError(f"{path}: {error}") from None
 
 
-def _convert_all(setting: Setting, value: object) -> Any:
+def _convert_all(entry: Setting, value: object) -> Any:
     """The value of a setting in a file. A setting that takes several values may have one, or a list."""
-    if not setting.takes_several:
-        return setting.convert(value, setting.name)
+    if not entry.takes_several:
+        return entry.convert(value, entry.name)
     values = value if isinstance(value, list) else [value]
-    return tuple(setting.convert(text, setting.name) for text in values)
+    return tuple(entry.convert(text, entry.name) for text in values)
 
 
 def write_yaml(config: Any, path: Path) -> None:

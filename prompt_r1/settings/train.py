@@ -50,7 +50,7 @@ class TrainConfig(AgentConfig):
         "sequence-mean", "how tokens are averaged", choices=("sequence-mean", "token-mean")
     )
     loss_function: str = algorithm_setting(
-        "", "your MODULE:FUNCTION in place of the loss (eq. 17)", code_prefix=""
+        "", "your MODULE:FUNCTION in place of the loss (eq. 17)", code="always"
     )
     advantage: str = algorithm_setting(
         "standardised",
@@ -58,7 +58,7 @@ class TrainConfig(AgentConfig):
         choices=("standardised", "centred"),
     )
     advantage_function: str = algorithm_setting(
-        "", "your MODULE:FUNCTION that changes advantages, also by turn", code_prefix=""
+        "", "your MODULE:FUNCTION that changes advantages, also by turn", code="always"
     )
     mask_truncated: bool = algorithm_setting(
         False, "leave out games that --max-new or --max-tokens cut; the loss is the mean over the others"

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import make_dataclass
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from prompt_r1.environments.specs import open_environment
 from prompt_r1.errors import UsageError
 from prompt_r1.reward import RULE_WITHOUT_ENVIRONMENT
 from prompt_r1.settings.agent import HELD_OUT, INSTRUCTION_WITHOUT_ENVIRONMENT, INSTRUCTIONS, AgentConfig
-from prompt_r1.settings.fields import Setting, read_yaml, settings_of, write_yaml
+from prompt_r1.settings.fields import read_yaml, setting, settings_of, write_yaml
 from prompt_r1.settings.train import TrainConfig
 from prompt_r1.training.preflight import read_training, warnings_of
 from prompt_r1.training.run import RunQuestions
@@ -249,7 +250,8 @@ def test_ones_own_questions_are_held_out_in_part_and_never_validated_on_those_of
     ],
 )
 def test_a_range_includes_its_bounds(limits, inside, outside):
-    number = Setting("number", float, takes_several=False, default=0.0, help="", **limits)
+    config = make_dataclass("Config", [("number", float, setting(0.0, "", **limits))])
+    [number] = settings_of(config)
     for value in inside:
         assert number.convert(value, "--x") == float(value)
     for value in outside:
