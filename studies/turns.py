@@ -77,7 +77,7 @@ def scores_of_run(folder: Path, number: int, limit: int) -> Table:
         raise UsageError(f"{folder} is not a run with the environment mini, which the study needs")
     environment = MiniEnvironment(seed=config.seed)
     questions = mini_questions(config.seed, "test")[:limit]
-    paths = {"untrained": trained.before_training().make(config.seed), "trained": trained.path}
+    paths = {"untrained": trained.before_training().make(config.seed), "trained": trained.make(config.seed)}
     table: Table = {}
     for name, path in paths.items():
         agent = load_agent(path, config, pick_device("cpu"))

@@ -55,7 +55,7 @@ def keep_settings(evaluation: Evaluation) -> None:
     # The tables also show what an agent of this command has answered in earlier commands. So its files must
     # not have changed, even if no method of this command uses them.
     for agent in evaluation.agents.values():
-        name = f"digest of {agent.path}"
+        name = f"digest of {agent.folder or agent.name}"
         if name in kept and name not in depends_on:
             depends_on[name] = _digest(Path(agent.make(agent.config.seed)))
     for name, value in depends_on.items():
@@ -103,7 +103,7 @@ def files_of(evaluation: Evaluation) -> dict[str, Path]:
                 paths[folder] = Path(folder)
     for agent in evaluation.systems.values():
         if agent is not None:
-            paths[str(agent.path)] = Path(agent.make(agent.config.seed))
+            paths[str(agent.folder or agent.name)] = Path(agent.make(agent.config.seed))
     return {name: path for name, path in paths.items() if path.exists()}
 
 

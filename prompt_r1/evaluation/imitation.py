@@ -61,8 +61,9 @@ async def fine_tuned_agent(
     if learns_from == "gold answers":  # The games have one turn, in which the agent answers.
         config = replace(config, agent=agent.start, env="none", instruction="answer")
         rank = SFT_RANK
-    fine_tuned = NamedAgent(folder / "agent", config, agent.start)
-    if (folder / "agent").exists():
+    model = folder / "agent"
+    fine_tuned = NamedAgent(str(model), config, agent.start, model)
+    if model.exists():
         return fine_tuned
     settings = FineTuningConfig(
         agent=agent.start,

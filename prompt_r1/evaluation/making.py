@@ -107,14 +107,12 @@ async def make_method(
     assert agent is not None, f"{system.method} has no agent that plays"
     if method.fine_tuned_on is None:
         player = agent
-        path = agent.make(agent.config.seed)
     else:
         player = await fine_tuned_agent(evaluation, system, agent, environment)
-        path = player.path
     config = evaluation.config
     use_threads(in_training=player.config.threads)
     return answer_by_games(
-        load_agent(path, player.config, pick_device(config.device)),
+        load_agent(player.make(player.config.seed), player.config, pick_device(config.device)),
         environment,
         system,
         player.config.base_rule,

@@ -28,9 +28,10 @@ LFS_POINTER = b"version https://git-lfs"  # the first bytes of a file that Git L
 class NamedAgent:
     """An agent that a user named."""
 
-    path: str | Path  # its folder; a text is a hub id, or the name of what `make` builds or converts
+    name: str
     config: AgentConfig  # how it was trained, or the preset whose game it plays
     start: str  # the name of the model from which the training started; the agent's own if it was not trained
+    folder: Path | None = None  # None for a hub id, and for a name that `make` builds or converts
     trained: bool = False  # whether `config` was read from its folder, because it was trained here
 
     def before_training(self) -> "NamedAgent":
@@ -38,25 +39,25 @@ class NamedAgent:
 
         Raises UsageError if it is no longer there.
         """
-        return replace(self, path=_find(self.start), trained=False)
+        return replace(self, name=self.start, folder=_find(self.start), trained=False)
 
     def make(self, seed: int) -> str | Path:
         """Its folder or hub id. `mini` is built and a GGUF file converted, if necessary.
 
         `seed` is the seed of a training: each has its own `mini`.
         """
-        if isinstance(self.path, Path):
-            return self.path
-        if self.path == MINI_AGENT:
+        if self.folder is not None:
+            return self.folder
+        if self.name == MINI_AGENT:
             from prompt_r1.miniworld.agent import mini_agent  # It imports torch.
 
             return mini_agent(seed, RUNS / "cache")
-        return gguf_folder(self.path) if is_gguf(self.path) else self.path
+        return gguf_folder(self.name) if is_gguf(self.name) else self.name
 
     def describe(self, *, environment: str, seed: int) -> str:
         """One line: which agent of which step plays, and with which environment and seed."""
-        line = f"agent {run_of(self.path)}"
-        step = exported_step(Path(self.path))
+        line = f"agent {run_of(self.folder or self.name)}"
+        step = exported_step(self.folder) if self.folder else -1
         if step >= 0:
             line += f", step {step}"
         if step == 0:  # No later agent of the run was better in validation.
@@ -67,6 +68,7 @@ class NamedAgent:
 def run_of(agent: str | Path) -> str:
     """The run folder if an agent is the folder `agent` of a run, and otherwise the agent itself."""
     path = Path(agent)
+    # A relative path `agent` has no run folder in it.
     return str(path.parent) if path.name == "agent" and path.parent.name else str(agent)
 
 
@@ -77,21 +79,21 @@ def resolve_agent(name: str, *, max_turns: int = 0, max_new: int = 0) -> NamedAg
     agent.
     """
     known_as = name or str(newest_mini_run())
-    path = _find(known_as)
-    trained = _trained_config(path)
+    folder = _find(known_as)
+    trained = _trained_config(folder) if folder else None
     config = trained or preset_config(known_as)
     config = replace(config, max_turns=max_turns or config.max_turns, max_new=max_new or config.max_new)
     start = trained.agent if trained else known_as
-    return NamedAgent(path, config, start, trained=trained is not None)
+    return NamedAgent(known_as, config, start, folder, trained=trained is not None)
 
 
-def _find(name: str) -> str | Path:
-    """The path of a NamedAgent. Raises UsageError if there is no such agent."""
+def _find(name: str) -> Path | None:
+    """The folder of a NamedAgent. Raises UsageError if there is no such agent."""
     if name == MINI_AGENT:
-        return name
+        return None
     if is_gguf(name):
         gguf_file(name)  # This raises UsageError if the file cannot be used.
-        return name
+        return None
     if "@http" in name:
         raise UsageError(
             f"--agent {name}: an agent plays in this process: give the folder or hub id of its weights "
@@ -106,7 +108,7 @@ def _find(name: str) -> str | Path:
             runs = [str(file.parent.parent) for file in _newest_first("*/agent/config.json")]
             agents = f"; there are agents in {', '.join(runs[:5])}" if runs else ""
             raise UsageError(f"--agent {name}: there is no such folder{agents}")
-        return name
+        return None
     if problem := _problem_of(folder):
         raise UsageError(f"--agent {folder} {problem}")
     return folder
@@ -123,9 +125,9 @@ def newest_mini_run() -> Path:
     )
 
 
-def _trained_config(path: str | Path) -> AgentConfig | None:
+def _trained_config(folder: Path) -> AgentConfig | None:
     """The settings by which an exported agent plays and was trained; None if it was not trained here."""
-    file = Path(path) / SETTINGS_FILE
+    file = folder / SETTINGS_FILE
     if not file.is_file():
         return None
     # The file has all settings of a training, perhaps by another version. Only an agent's settings are read.
@@ -135,8 +137,8 @@ def _trained_config(path: str | Path) -> AgentConfig | None:
 def preset_config(name: str, *, default: str = "paper") -> AgentConfig:
     """How an agent plays that was not trained here: by the preset of its name, or else by `default`."""
     preset = PRESETS[preset_of(name, default=default)]
-    known = {f.name for f in settings_of(AgentConfig)}
-    return AgentConfig(**{setting: value for setting, value in preset.items() if setting in known})
+    known = {entry.name for entry in settings_of(AgentConfig)}
+    return AgentConfig(**{key: value for key, value in preset.items() if key in known})
 
 
 def teaching_command(agent: str) -> str:
@@ -158,23 +160,13 @@ def _newest_first(pattern: str) -> list[Path]:
 
 def _problem_of(folder: Path) -> str:
     """Why a folder holds no agent, as the end of a sentence; "" if it has a model."""
-    if not folder.is_dir():
-        return "is a file: give the folder of a model"
     if (folder / "adapter_config.json").exists():
-        return (
-            "holds an adapter of peft: merge it into its model (merge_and_unload), and give the folder of "
-            "the merged model"
-        )
-    if (folder / "metrics.jsonl").exists() and not (folder / "config.json").exists():
-        return "is no model: this run has saved no agent yet"
-    for file in folder.iterdir():
-        if file.is_file() and _is_lfs_pointer(file):
-            return (
-                f"is incomplete: {file} is a pointer of Git LFS, and `git lfs pull` fetches the file itself"
-            )
-    for needed in ("config.json", "*.safetensors"):
-        if not any(folder.glob(needed)):
-            return f"is no model: it has no {needed}"
+        return "holds an adapter of peft: merge it (merge_and_unload), and give the merged model's folder"
+    weights = list(folder.glob("*.safetensors"))
+    if not weights or not (folder / "config.json").exists():
+        return "holds no model (config.json and *.safetensors), and no agent that a run has saved"
+    if any(_is_lfs_pointer(file) for file in weights):
+        return "holds weights that Git LFS has not fetched: run `git lfs pull` in it"
     return ""
 
 

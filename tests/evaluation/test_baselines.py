@@ -131,14 +131,14 @@ def test_untrained_is_the_agent_that_the_training_started_from_whatever_the_eval
 ):
     """The mini agent of another seed is another agent. The evaluation's seed is 0 here."""
     starts = {("mini", 3): asking_agent}
-    monkeypatch.setattr(NamedAgent, "make", lambda agent, seed: starts[agent.path, seed])
+    monkeypatch.setattr(NamedAgent, "make", lambda agent, seed: starts[agent.name, seed])
     trained = NamedAgent("trained", replace(CONFIG, seed=3), start="mini")
     assert answer("untrained", priced(PricedSource(lambda _: "abc")), agent=trained).turns > 0
 
 
 def test_grpo_only_plays_the_agent_that_was_trained_alone(asking_agent):
     source = PricedSource(lambda _: "abc")
-    alone = NamedAgent(asking_agent, CONFIG, start="")
+    alone = NamedAgent("alone", CONFIG, start="", folder=asking_agent)
     assert answer("grpo-only", priced(source), agent=alone).turns > 0
     assert source.asked == []
 
@@ -146,7 +146,7 @@ def test_grpo_only_plays_the_agent_that_was_trained_alone(asking_agent):
 @pytest.mark.parametrize("name", ["sft", "bc", "rft"])
 def test_fine_tuning_begins_with_the_agent_that_the_training_started_from(name, monkeypatch, tmp_path):
     def stop(agent: NamedAgent, seed: int) -> None:
-        raise UsageError(f"{agent.path} {seed}")
+        raise UsageError(f"{agent.name} {seed}")
 
     monkeypatch.setattr(NamedAgent, "make", stop)
     trained = NamedAgent("trained", replace(CONFIG, seed=3), start="mini")

@@ -68,7 +68,8 @@ def agents(tmp_path) -> dict[str, NamedAgent]:
     for name in ("a", "b", "start"):
         save_model(tmp_path / name)
     config = TrainConfig(env="large")
-    return {f"runs/{name}": NamedAgent(tmp_path / name, config, str(tmp_path / "start")) for name in "ab"}
+    start = str(tmp_path / "start")
+    return {f"runs/{name}": NamedAgent(f"runs/{name}", config, start, tmp_path / name) for name in "ab"}
 
 
 def evaluation_of(config: EvaluateConfig, agents: Mapping[str, NamedAgent]) -> Evaluation:
@@ -212,7 +213,7 @@ def test_bc_with_another_agent_than_the_mini_agent_is_refused_before_anything_is
 @pytest.mark.parametrize("name", ["bc", "rft"])
 def test_games_without_an_environment_are_not_imitated(tmp_path, name, trained, env):
     """A bug: rft played a hundred games of one turn, of which none counts, and advised a warm start."""
-    agents = {"runs/a": NamedAgent(tmp_path, TrainConfig(**trained), "mini")}
+    agents = {"runs/a": NamedAgent("runs/a", TrainConfig(**trained), "mini", tmp_path)}
     with pytest.raises(UsageError, match=rf"^{name} imitates games .*, and runs/a asks none: leave it out"):
         systems_of(EvaluateConfig(method=(name,), env=env), agents)
 
@@ -307,7 +308,7 @@ def test_the_newest_run_stays_the_agent_if_a_training_exports_another(tmp_path, 
     save_run(Path("runs/new"), seed=0, step=1, saved=2)
     [(name, agent)] = evaluation.agents.items()
     assert (name, evaluation.config.out) == ("runs/old", "runs/eval-old")
-    assert agent.path == Path("runs/old/agent")
+    assert agent.folder == Path("runs/old/agent")
 
 
 @pytest.fixture

@@ -44,7 +44,7 @@ def test_a_typo_in_the_path_of_an_agent_is_a_typo_in_a_path(tmp_path, monkeypatc
     end = "there is no such folder; there are agents in runs/own, runs/mini-seed0"
     assert str(refused.value) == f"--agent {typed}: {end}"
     for name in ("Qwen/Qwen3-0.6B", "gpt2"):
-        assert resolve_agent(name).path == name
+        assert resolve_agent(name).make(seed=0) == name
 
 
 @pytest.mark.parametrize("name", ["Qwen/Qwen3-4B-Instruct-2507", "gpt2"])
@@ -52,7 +52,7 @@ def test_a_hub_id_is_no_typo_of_a_run_with_a_similar_name(tmp_path, monkeypatch,
     """A bug: after its first export, a training of Qwen/NAME with `--out runs/NAME` could not be resumed."""
     monkeypatch.chdir(tmp_path)
     save_run(Path("runs", Path(name).name), seed=0, step=1, saved=1)
-    assert resolve_agent(name).path == name
+    assert resolve_agent(name).make(seed=0) == name
 
 
 def test_a_folder_that_is_called_mini_is_no_mini_agent(asking_agent, tmp_path, monkeypatch):
@@ -66,7 +66,7 @@ def test_an_agent_that_was_trained_to_answer_alone_is_not_the_newest_that_asks(t
     monkeypatch.chdir(tmp_path)
     save_run(Path("runs/asks"), seed=0, step=60, saved=1)
     save_run(Path("runs/alone"), seed=0, step=60, saved=2, env="none")
-    assert resolve_agent("").path == Path("runs/asks/agent")
+    assert resolve_agent("").folder == Path("runs/asks/agent")
 
 
 def test_an_agent_that_was_trained_with_an_unknown_setting_plays(tmp_path):
@@ -91,6 +91,6 @@ def test_a_mini_agent_plays_in_one_thread_and_a_real_one_in_those_of_torch(
     """With a thread for each core, an evaluation of a mini agent took three times as long."""
     monkeypatch.setattr("prompt_r1.model.machine.usable_cores", lambda: 2)
     monkeypatch.setattr("prompt_r1.model.machine.TORCH_THREADS", 2)
-    named = NamedAgent(asking_agent, preset_config(name), start=name)
+    named = NamedAgent(name, preset_config(name), start=name, folder=asking_agent)
     asyncio.run(open_pair(choose_pair(PairConfig(env="mini"), ["env"], named)))
     assert torch.get_num_threads() == threads

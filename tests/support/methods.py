@@ -69,7 +69,10 @@ def method(
     Without an `optimizer`, the environment writes the prompts.
     """
     needed = METHODS[name]
-    played_by = agent if isinstance(agent, NamedAgent) else NamedAgent(agent, CONFIG, start=str(agent))
+    if isinstance(agent, NamedAgent):
+        played_by = agent
+    else:
+        played_by = NamedAgent(str(agent), CONFIG, str(agent), agent if isinstance(agent, Path) else None)
     if needed.agent == "start":
         played_by = played_by.before_training()
     config = EvaluateConfig(
@@ -81,7 +84,7 @@ def method(
         env=("large",),
         device="cpu",
     )
-    system = System(name, "large", str(played_by.path) if needed.agent else "")
+    system = System(name, "large", played_by.name if needed.agent else "")
     evaluation = Evaluation(
         config,
         seed,
