@@ -20,7 +20,7 @@ from prompt_r1.errors import UsageError
 from prompt_r1.miniworld.environment import MiniEnvironment, MiniEnvironmentB
 from prompt_r1.model.gguf import gguf_file, is_gguf
 from prompt_r1.programs.reading import is_finite_number
-from prompt_r1.settings.agent import HUGGING_FACE_PREFIX, SMOLLM2, EnvironmentConfig, names_of
+from prompt_r1.settings.agent import HUGGING_FACE_PREFIX, MINI, SMOLLM2, EnvironmentConfig, names_of
 from prompt_r1.settings.functions import OBJECT_PREFIX, import_object
 
 if TYPE_CHECKING:  # torch is not imported here, so that a wrong SPEC is reported at once.
@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # torch is not imported here, so that a wrong SPEC is reporte
 # How the environments of this package are made, with the seed of the run. An agent without an environment
 # ("none") answers at once, and asks nothing.
 MINI_ENVIRONMENTS: Mapping[str, Callable[[int], Answering]] = {
-    "mini": lambda seed: MiniEnvironment(seed=seed),
+    MINI: lambda seed: MiniEnvironment(seed=seed),
     "mini-b": lambda seed: MiniEnvironmentB(seed=seed),
     "mini-mute": lambda seed: MuteEnvironment(),
 }

@@ -16,7 +16,7 @@ from prompt_r1.evaluation.methods import METHODS
 from prompt_r1.evaluation.settings import EvaluateConfig
 from prompt_r1.pair.named_agent import SETTINGS_FILE, NamedAgent
 from prompt_r1.programs.files import replace_file
-from prompt_r1.settings.agent import HUGGING_FACE_PREFIX, MINI_AGENT, is_mini_data, names_of
+from prompt_r1.settings.agent import HUGGING_FACE_PREFIX, MINI, is_mini_data, names_of
 from prompt_r1.settings.fields import experiment_values, read_mapping
 
 SETTINGS = "config.yaml"
@@ -111,7 +111,7 @@ def game_of(agent: NamedAgent) -> str:
     """What an agent plays: the rules, the instruction and the reward, and which mini agent it is."""
     config = agent.config
     game: list[object] = [config.game, config.instruction_text, config.base_rule, config.reward]
-    if agent.start == MINI_AGENT:  # Each seed has its own mini agent.
+    if agent.start == MINI:  # Each seed has its own mini agent.
         game.append(config.seed)
     return repr(game)
 

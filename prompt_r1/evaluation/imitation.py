@@ -30,7 +30,7 @@ from prompt_r1.pair.named_agent import NamedAgent, teaching_command
 from prompt_r1.protocol import Codec
 from prompt_r1.reward import Rule, score_games, well_formed
 from prompt_r1.rollout import play_groups, trajectory_of
-from prompt_r1.settings.agent import MINI_AGENT
+from prompt_r1.settings.agent import MINI
 from prompt_r1.training.settings import FineTuningConfig
 from prompt_r1.training.supervised import fine_tune_agent
 from prompt_r1.types import Completion, Question, Trajectory
@@ -69,7 +69,7 @@ async def fine_tuned_agent(
         agent=agent.start,
         seed=evaluation.seed,
         # At LLaMA-Factory's learning rate the mini agent does not learn.
-        lr=3e-3 if agent.start == MINI_AGENT else 1e-4,
+        lr=3e-3 if agent.start == MINI else 1e-4,
         rank=rank,
         device=str(pick_device(evaluation.config.device)),
     )
@@ -79,7 +79,7 @@ async def fine_tuned_agent(
                 lambda codec: [example_of(question, codec) for question in train], settings, config, folder
             )
         case "demonstrations":
-            assert agent.start == MINI_AGENT, f"there are no demonstrations for {agent.start}"
+            assert agent.start == MINI, f"there are no demonstrations for {agent.start}"
             # The demonstrations of the mini agent that the run started from: each seed has its own.
             fine_tune_agent(
                 lambda codec: right_demonstrations(config.seed, config.base_rule, codec),

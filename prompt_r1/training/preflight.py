@@ -13,7 +13,7 @@ from prompt_r1.errors import UsageError
 from prompt_r1.pair.named_agent import NamedAgent, resolve_agent
 from prompt_r1.programs.launcher import check_device, is_first_rank
 from prompt_r1.reward import OwnReward
-from prompt_r1.settings.agent import HELD_OUT, MINI_AGENT, all_mini_data
+from prompt_r1.settings.agent import HELD_OUT, MINI, all_mini_data
 from prompt_r1.settings.flags import given_values
 from prompt_r1.settings.functions import OwnLoss, import_advantages, import_loss, import_reward
 from prompt_r1.settings.train import PRESETS, TrainConfig, train_config
@@ -75,7 +75,7 @@ def _check_run_folder(config: TrainConfig) -> None:
 def warnings_of(config: TrainConfig) -> list[str]:
     """What a user should know before a run starts: a toy beside real parts, or the toy's learning rate."""
     toys = []
-    if config.agent == MINI_AGENT:
+    if config.agent == MINI:
         toys.append("--agent mini")
     if all_mini_data(config.data):
         toys.append(f"--data {' '.join(config.data)}")
@@ -85,7 +85,7 @@ def warnings_of(config: TrainConfig) -> list[str]:
     warnings = []
     if 0 < len(toys) < parts:
         warnings.append(f"{', '.join(toys)}: made for the invented mini world, and of no use outside it")
-    if config.agent != MINI_AGENT and config.lr >= PRESETS["mini"]["lr"]:
+    if config.agent != MINI and config.lr >= PRESETS["mini"]["lr"]:
         warnings.append(
             f"--lr {config.lr:g} suits the toy agent, and destroys a pretrained model: give about 3e-5 for a "
             "small model (--config small), 1e-6 for a large one (--config paper)"

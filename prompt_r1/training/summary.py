@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from prompt_r1.programs.command_line import command
-from prompt_r1.settings.agent import HELD_OUT, AgentConfig, has_own_splits, names_of
+from prompt_r1.settings.agent import HELD_OUT, MINI, AgentConfig, has_own_splits, names_of
 from prompt_r1.settings.functions import OBJECT_PREFIX
 from prompt_r1.training.run_folder import TEST_FILE
 
@@ -39,7 +39,7 @@ def summary(folder: Path, best_step: int, config: AgentConfig) -> str:
 
 def unseen_data(config: AgentConfig) -> tuple[str, ...]:
     """The data with questions on which the agent was not trained; () if there is none."""
-    if all(name == "mini" for name in config.data):
+    if all(name == MINI for name in config.data):
         return ("mini:ood",)
     if all(has_own_splits(name) for name in config.data):
         return config.data  # Its test questions are not its training questions.
