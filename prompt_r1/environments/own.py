@@ -83,16 +83,16 @@ class OwnSource(Source):
         """Call the user's `ask`. Raises UsageError for an error in the user's code."""
         arguments = {"caller": caller} if self._takes_caller else {}
         what = f"the environment {self.name}"
-        if inspect.iscoroutinefunction(self._function):
-            with user_code(what, passes=(EnvError,)):
-                return await self._function(messages, **arguments)
 
         def ask() -> object:
             # `user_code` converts errors inside the thread, because a future cannot hold a StopIteration.
             with user_code(what, passes=(EnvError,)):
                 return self._function(messages, **arguments)
 
-        return await in_daemon_thread(ask)
+        reply = ask() if inspect.iscoroutinefunction(self._function) else await in_daemon_thread(ask)
+        # A decorated async function does not look like one, so a thread may return a coroutine.
+        with user_code(what, passes=(EnvError,)):
+            return await reply if inspect.isawaitable(reply) else reply
 
 
 async def in_daemon_thread(call: Callable[[], object]) -> object:

@@ -54,6 +54,7 @@ ENDS = {
     "sensitive": "content_filter",  # Zhipu
     "length": "length",  # OpenAI and most others; model_length of Mistral
     "max": "length",  # max_tokens of Anthropic, MAX_TOKENS of Gemini
+    "limit": "length",  # token_limit and time_limit of IBM watsonx
     "context_window": "length",  # model_context_window_exceeded of Anthropic and Zhipu
 }
 ADVICE = {

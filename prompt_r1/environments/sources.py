@@ -123,7 +123,8 @@ def byte_count(text: str) -> int:
     A byte-level tokenizer has no more tokens than bytes. English text has about a quarter as many, but with
     some tokenizers each digit is a token, and a character of another script may be several.
     """
-    return len(text.encode())
+    # A flag or a YAML file may hold half a character (a lone surrogate), which JSON can send.
+    return len(text.encode(errors="surrogatepass"))
 
 
 def limit_in(fields: Mapping[str, object]) -> int | None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from prompt_r1.chat_template import encodable
 from prompt_r1.environments.budget import OutOfBudget
 from prompt_r1.errors import AgentUnusable, EnvError, LimitReached, QuestionTooLong, Resumable, UsageError
 from prompt_r1.pair.dialogue import LABELS, Piece
@@ -39,7 +40,7 @@ def bad_request(message: str) -> Failure:
 
 def failure_of(error: Exception) -> Failure:
     """The failure that says what the client did wrong, which limit was reached, or what failed."""
-    message = without_keys(str(error))
+    message = encodable(without_keys(str(error)))  # A user's object may raise any text.
     match error:
         case QuestionTooLong():
             return Failure(400, "context_length_exceeded", message)

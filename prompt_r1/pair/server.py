@@ -25,7 +25,7 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
@@ -101,7 +101,10 @@ class ChatServer:
         """Answer a question. Raises Failure, which says in the response why there is no answer."""
         self._check_key(request)
         _check_content_type(request)
-        asked = read_request(await request.body())
+        try:
+            asked = read_request(await request.body())
+        except ClientDisconnect:
+            return Response(status_code=GONE)
         head: Body = {
             "id": f"chatcmpl-{uuid.uuid4().hex}",
             "created": int(time.time()),
@@ -190,7 +193,8 @@ def _check_content_type(request: Request) -> None:
 
 async def _page(request: Request) -> Response:
     """The page to chat with. It needs no key: the page itself asks for the key, and sends it."""
-    return HTMLResponse(PAGE)
+    # No other site may show the page in a frame, and lead its reader to ask there.
+    return HTMLResponse(PAGE, headers={"Content-Security-Policy": "frame-ancestors 'none'"})
 
 
 def _event(body: Body) -> bytes:

@@ -1,7 +1,6 @@
 """Settings as dataclass fields: their values, and the YAML files that hold them."""
 
 import difflib
-import math
 import reprlib
 from collections.abc import Iterable
 from contextlib import suppress
@@ -88,7 +87,7 @@ def setting(
     help: str,
     *,
     low: float = 0,
-    high: float = math.inf,
+    high: float = 1e15,  # Larger integers overflow in torch.
     choices: tuple[str, ...] = (),
     everyday: bool = False,
     defines_experiment: bool = False,

@@ -33,7 +33,14 @@ from tests.support.providers import (
 
 CASES = ROOT / "tests/environments/cases"
 FAILED_ENDS = ("error", "ERROR", "network_error", "abort", "cancelled", "insufficient_system_resource")
-FULL_ENDS = ("length", "MAX_TOKENS", "model_length", "max_tokens", "model_context_window_exceeded")
+FULL_ENDS = (
+    "length",
+    "time_limit",
+    "MAX_TOKENS",
+    "model_length",
+    "max_tokens",
+    "model_context_window_exceeded",
+)
 FIELDS = st.sampled_from(["error", "choices", "message", "content", "refusal", "usage", "code"])
 # The texts that st.text() draws. Without an alphabet, it would try to encode each character, which is slow.
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]))

@@ -180,6 +180,12 @@ def test_waiting_for_a_slot_does_not_count_against_the_deadline() -> None:
     assert ask_at_once(environment_over(provider, concurrency=1), 12) == ["Paris"] * 12
 
 
+def test_half_a_character_in_the_system_message_is_sent() -> None:
+    """A terminal gives bytes that are no UTF-8 as half characters. The first call ended the run."""
+    ask(environment_over(provider := Provider(OK), system="a\udcff"))
+    assert provider.requests[0]["messages"][0] == {"role": "system", "content": "a\udcff"}
+
+
 def test_a_dialogue_keeps_its_own_system_message() -> None:
     own = [{"role": "system", "content": "Be long."}, *HELLO]
     ask(environment_over(provider := Provider(OK), system="Be brief."), own)

@@ -240,6 +240,19 @@ def test_as_many_calls_of_the_users_object_run_at_once_as_env_concurrency_says()
     assert FortyAtOnce.most == 40
 
 
+def test_a_decorated_async_ask_is_awaited():
+    """It does not look like an async function, so it is called in a thread, which returns a coroutine."""
+
+    class Decorated:
+        def ask(self, messages):
+            return self.later(messages)
+
+        async def later(self, messages):
+            return "met"
+
+    assert at_once([reply(environment_of(Decorated()))]) == ["met"]
+
+
 def test_objects_of_the_user_reply_in_threads_so_that_their_calls_overlap():
     """Each of two calls waits until the other has begun, which blocks the event loop outside of a thread."""
     both = threading.Barrier(2)

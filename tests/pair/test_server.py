@@ -195,6 +195,7 @@ class Failing:
 FAILURES = [
     (EnvError("HTTP 500 from the model"), "environment_error", "HTTP 500 from the model"),
     (ZeroDivisionError("mine"), "unusable", "raised ZeroDivisionError: mine"),
+    (EnvError("half \ud800 a character"), "environment_error", r"half \? a character"),
 ]
 
 
@@ -206,7 +207,7 @@ def test_a_failed_environment_is_an_error_with_a_type_and_never_an_answer(
     with serving_pair(chat_server(echo_pair(environment=environment_of(Failing(error))))) as url:
         response = ask(url)
         assert response.status_code >= 500 and response.json()["error"]["type"] == kind
-        assert sentence in response.json()["error"]["message"]
+        assert re.search(sentence, response.json()["error"]["message"])
         with client_of(url, max_retries=0) as client:
             stream = client.chat.completions.create(model=MODEL, messages=HELLO, stream=True)
             with pytest.raises(openai.APIError, match=sentence):
@@ -348,6 +349,24 @@ def test_a_client_that_disconnects_ends_its_game_quietly(capfd):
                 assert time.monotonic() < deadline
                 time.sleep(0.02)
     assert len(agent.sampled_with) == 2 and capfd.readouterr().err == ""
+
+
+def test_a_client_that_leaves_while_it_sends_its_question_is_not_logged(capfd):
+    """The server logged a traceback for each of them."""
+    with serving_pair(chat_server()) as url:
+        with connect(url) as client:
+            head = (
+                "POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+            )
+            client.sendall(f"{head}Content-Length: 1000\r\n\r\n{{".encode())
+        assert ask(url).status_code == 200
+    assert capfd.readouterr().err == ""
+
+
+def test_no_other_site_may_show_the_page_in_a_frame(url):
+    """Otherwise it could lead its reader to ask, which costs money."""
+    page = get(url.removesuffix("/v1"))
+    assert page.headers["Content-Security-Policy"] == "frame-ancestors 'none'"
 
 
 def test_the_page_reads_no_body(url, capfd):
