@@ -31,10 +31,12 @@ def f1(prediction: str, answers: Sequence[str]) -> float:
 def _best(metric: Callable[[str, str], float], prediction: str, answers: Sequence[str]) -> float:
     """The highest score over the gold answers; 0 if there are none. `metric` compares normalised texts."""
     predicted = normalise(prediction)
-    if not predicted:
-        return 0.0
-    scores = [float(metric(predicted, normalise(gold))) for gold in answers]
-    return max(scores, default=0.0)
+    scores = [0.0]
+    for gold in answers:
+        wanted = normalise(gold)
+        if predicted and wanted:  # Nothing equals an empty text.
+            scores.append(float(metric(predicted, wanted)))
+    return max(scores)
 
 
 def _contains(predicted: str, wanted: str) -> bool:

@@ -77,7 +77,7 @@ WORD = rf"(?<!\\)(?<!{LETTER}){NOT_BEFORE_FUNCTION}{LETTER}{{2,}}"
 NUMBER = r"\.?\d[\d.]*"  # 5, 3.14, .5
 BEFORE_NUMBER = r"(?=\.?\d)"  # the place before a number
 AFTER_OPERAND = r"(?<=[\w)}\]|])"  # the place after an operand, such as x, 2x, (x+1) or |x|
-BEFORE_OPERAND = r"(?=[-+.\w({\\|])"  # the place before an operand, which may begin with a sign
+BEFORE_OPERAND = r"(?=[-+\w({\\|]|\.\d)"  # the place before an operand, which may begin with a sign
 SIGN = "[-+<>≤≥≠]"  # signs and comparisons
 OPENING = r"[ ({\[]"  # a blank or an opening bracket
 AFTER_NAME_AND_SIGN = rf"(?<={LETTER}[-+])(?= {WORD})"  # the place after the + of disney+ and hulu
@@ -94,13 +94,12 @@ RULES = (
     Rule(("x != 5", "x ≠ 5"), "!=", "≠"),
     Rule(("x == 5", "x = 5"), "==", "="),
     Rule(("$5", "5"), r"\$"),
-    Rule(("**paris**.", "paris."), r"(?<![\w)}\]|])\*\*(\S[^*]*)\*\*", r"\1", keeps="x**2"),
     Rule(("red \n blue", "red blue"), r"\s+", " "),
     Rule((" red ", "red"), "^ | $"),
     Rule(("u.s. yes!", "us yes"), rf"(?<={LETTER})[.!?\"]+"),
     # The prime of x' stays.
     Rule(("it's", "its"), rf"(?<={LETTER}{LETTER})'+", keeps="x'-1"),
-    Rule(("x ** 2", "x^2"), rf"{AFTER_OPERAND}( ?)\*\*\1{BEFORE_OPERAND}", "^"),
+    Rule(("x ** 2", "x^2"), rf"{AFTER_OPERAND}( ?)\*\*\1{BEFORE_OPERAND}", "^", keeps="**paris**."),
     # Commas between thousands, also as written in India.
     Rule(("1,234 1,00,000", "1234 100000"), r"(?<=\d),(?=(?:\d\d,){0,4}\d{3}(?!\d))", keeps="1,23"),
     # Drop the blanks around operators that join two operands, and the opening brackets after / = ^.

@@ -20,8 +20,8 @@ from prompt_r1.programs.text import printable, printable_line, without_keys
 
 Settings = TypeVar("Settings")  # what `main` takes: the config of a program, or its arguments
 PACKAGE = Path(__file__).parents[1]
-# A disk is full, broken or read-only. Such errors often name no path.
-DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
+# A disk is full, broken or read-only, or a network file system is gone. Such errors often name no path.
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.ESTALE, errno.ETIMEDOUT)
 MORE_MEMORY = (
     "in training, give a smaller --tokens-per-batch, --parallel fsdp --offload, or more GPUs, and resume "
     "from the last checkpoint; otherwise start fewer processes, take a smaller agent or --device cpu"

@@ -102,7 +102,7 @@ def try_loss(config: TrainConfig, own: OwnLoss) -> None:
 def batch_of_trial(games: Sequence[ScoredGame], *, has_reference: bool) -> tuple[Tensor, LossColumns]:
     """A micro-batch of some games of the trial: log π_θ and the columns of their agent tokens.
 
-    Each policy differs from the engine by a different factor.
+    Some tokens are likelier under π_θ than under π_old and π_ref, others less likely.
     """
 
     def token_weight(trajectory: Trajectory) -> float:
@@ -111,8 +111,8 @@ def batch_of_trial(games: Sequence[ScoredGame], *, has_reference: bool) -> tuple
     batch = make_batch(games, token_weight, torch.device("cpu"))
     logprobs = (1.2 * batch.engine).requires_grad_()
     columns = LossColumns(
-        old=1.1 * batch.engine,
-        reference=0.9 * batch.engine if has_reference else None,
+        old=-1.1 * batch.engine.square(),
+        reference=-0.9 * batch.engine.square() if has_reference else None,
         engine=batch.engine,
         advantages=batch.advantages,
         weights=batch.weights,

@@ -46,7 +46,7 @@ def resume_run(run: Run) -> Record:
         load_checkpoint(record, found)
     trained = record.state.trained_step
     run.log.begin_after(trained, steps=config.steps)
-    ranks.on_first_rank(lambda: trim_run(run.folder, trained))
+    ranks.on_first_rank(lambda: trim_run(run.folder, record.state))
     ranks.on_first_rank(lambda: write_yaml(config, run.folder / "config.yaml"))
     for line in read_metrics(run.folder):
         record.alarms.read(line)
@@ -97,17 +97,21 @@ def export_best_again(record: Record) -> None:
     record.export(read_state(checkpoint).metrics)
 
 
-def trim_run(run: Path, trained: int) -> None:
-    """Remove what a resumed run writes again: what follows the update of step `trained`.
+def trim_run(run: Path, state: State) -> None:
+    """Remove what a run writes again that is resumed in this state.
 
-    Step `trained` keeps its games, but its metrics are removed, because `finish_step` writes them again. With
-    another number of ranks the new games have other names, so the old files would stay. The test is
-    played again, so its games and its table are removed too.
+    The trained step keeps its games, but its metrics are removed, because `finish_step` writes them again. If
+    its validation was interrupted, the games of the validation are removed, too. With another number of ranks
+    the new games have other names, so the old files would stay. The test is played again, so its games and
+    its table are removed too.
     """
+    trained = state.trained_step
+    is_validated = "val/n" in state.metrics
+    last_kept = {"step": trained, "validation": trained if is_validated else trained - 1}
     for path in (run / "trajectories").glob("*.jsonl"):
-        # The number of step-000012-rank0.jsonl and validation-000012-rank0.jsonl is 12.
-        match = re.match(r"(?:step|validation)-(\d+)-", path.name)
-        is_later = match is not None and int(match[1]) > trained
+        # The kind and number of validation-000012-rank0.jsonl are "validation" and 12.
+        match = re.match(r"(step|validation)-(\d+)-", path.name)
+        is_later = match is not None and int(match[2]) > last_kept[match[1]]
         if is_later or path.name.startswith("test-"):
             path.unlink()
     kept = [json_line(line) for line in read_metrics(run) if line["step"] < trained]

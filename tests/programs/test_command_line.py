@@ -46,7 +46,13 @@ def exit_code(
     ("error", "code", "sentence"),
     [
         (OSError(errno.ENOSPC, "Full"), 75, "train.py: [Errno 28] Full: free some space or check the disk\n"),
-        # A bug: it was "this is a bug", because the error of os.write names no path.
+        # Bugs: these were "this is a bug", because the error of os.write names no path.
+        (OSError(errno.EFBIG, "Big"), 75, "train.py: [Errno 27] Big: free some space or check the disk\n"),
+        (
+            OSError(errno.ESTALE, "Gone"),
+            75,
+            "train.py: [Errno 116] Gone: free some space or check the disk\n",
+        ),
         (
             OSError(errno.EROFS, "Read-only file system"),
             75,

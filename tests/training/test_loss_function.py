@@ -218,6 +218,13 @@ def test_the_losses_of_the_examples_pass_the_trial(name, kl_coef):
     try_loss(train_config(["--loss-function", loss, "--kl-coef", kl_coef]), import_loss(loss))
 
 
+def test_the_trial_has_ratios_on_both_sides_of_1():
+    """Otherwise a mistake in one branch of a loss would be found only after games were played."""
+    logprobs, columns = batch_of_trial(TRIAL, has_reference=True)
+    for other in (columns.old, columns.reference):
+        assert (logprobs > other).any() and (logprobs < other).any()
+
+
 def test_a_loss_gets_the_settings_of_the_command_line(own):
     config = train_config("--loss-function own_loss:takes_clip_and_all --clip 0.1".split())
     loss_of = loss_of_run(config, import_loss(config.loss_function), importance_cap=2.0)

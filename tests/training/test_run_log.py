@@ -16,12 +16,15 @@ from prompt_r1.errors import UsageError
 from prompt_r1.model.distributed import Ranks
 from prompt_r1.programs import folders
 from prompt_r1.settings.train import TrainConfig
+from prompt_r1.training.checkpoint import State
 from prompt_r1.training.log import Log, read_metrics
 from prompt_r1.training.resume import trim_run
 from prompt_r1.training.run_folder import TEST_FILE
 from prompt_r1.training.start import open_log
 from tests.support.paths import ROOT
 from tests.support.thread_ranks import on_each_rank
+
+VALIDATED = State({"step": 2, "val/n": 4})
 
 
 def test_a_message_cannot_move_the_cursor(tmp_path, capsys):
@@ -55,26 +58,29 @@ def test_damaged_metric_lines_are_skipped_and_nan_is_kept(tmp_path):
 def test_metric_lines_from_the_step_of_the_checkpoint_on_and_incomplete_ones_are_removed(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'[1]\n{"step": 0}\n\xff\n{"step": 1, "em": 0.5}\n{"step": 2}\n{"step": 3, "r')
-    trim_run(tmp_path, 2)
+    trim_run(tmp_path, VALIDATED)
     assert path.read_text() == '{"step":0}\n{"step":1,"em":0.5}\n'
 
 
-def test_the_games_of_later_steps_are_removed_whatever_rank_played_them(tmp_path):
+@pytest.mark.parametrize("state", [VALIDATED, State({"step": 2})])
+def test_the_games_of_later_steps_are_removed_whatever_rank_played_them(state, tmp_path):
     """Also after a resume on one rank in place of two: those of rank 1."""
     folder = tmp_path / "trajectories"
     folder.mkdir()
-    kept = ["step-000002-rank0", "step-000002-rank1", "validation-000002-rank1", "own"]
+    kept = ["step-000002-rank0", "step-000002-rank1", "validation-000000-rank0", "own"]
     removed = ["step-000003-rank1", "validation-000003-rank0", "test-trained-rank1"]
+    # A bug: games of an interrupted validation stayed beside those that were played again.
+    (kept if state is VALIDATED else removed).append("validation-000002-rank1")
     for name in (*kept, *removed):
         (folder / f"{name}.jsonl").touch()
-    trim_run(tmp_path, 2)
+    trim_run(tmp_path, state)
     assert sorted(path.stem for path in folder.iterdir()) == sorted(kept)
 
 
 def test_a_run_that_goes_on_after_its_test_no_longer_shows_the_test_of_the_earlier_agent(tmp_path):
     """A bug: the reports of a finished run that got more --steps had the old table beside the new curves."""
     (tmp_path / TEST_FILE).write_text("| trained agent | 0.5 |")
-    trim_run(tmp_path, 2)
+    trim_run(tmp_path, VALIDATED)
     assert not (tmp_path / TEST_FILE).exists()
 
 
