@@ -174,7 +174,7 @@ def problem_with(system: System, agent: NamedAgent | None, config: EvaluateConfi
         if method.algorithm and is_mini(config.optimizer_env or system.environment):
             return (
                 f"--method {name}: the mini world writes no prompts: name what does, such as "
-                "--optimizer-env py:studies.advice:MiniOptimizer"
+                "--optimizer-env py:studies.advice:optimizer_0"
             )
         return ""
     if method.fine_tuned_on == "demonstrations" and agent.start != MINI:
