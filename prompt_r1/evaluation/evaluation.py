@@ -17,7 +17,7 @@ from prompt_r1.evaluation.searches import Data, RequestFields
 from prompt_r1.evaluation.settings import EvaluateConfig
 from prompt_r1.pair.named_agent import NamedAgent
 from prompt_r1.programs.files import file_name
-from prompt_r1.settings.agent import names_of
+from prompt_r1.settings.agent import EnvironmentConfig, names_of
 from prompt_r1.types import Question
 
 if TYPE_CHECKING:  # scores.py imports torch.
@@ -37,7 +37,7 @@ class Evaluation:
     agents: Mapping[str, NamedAgent]  # the agents of --agent and --grpo-agent, by their names
     # Each system, and its agent before any fine-tuning; None for a method without an agent.
     systems: Mapping[System, NamedAgent | None]
-    environments: Mapping[str, EvaluateConfig]  # each SPEC, and the settings by which it is asked
+    environments: Mapping[str, EnvironmentConfig]  # each SPEC, and the settings by which it is asked
     # The questions are read last, when everything else has been checked.
     questions: Sequence[Question] = ()
     # The questions that prepare methods. There are none if no method needs them.

@@ -23,7 +23,7 @@ from prompt_r1.pair.settings import with_settings_of_training
 from prompt_r1.programs.command_line import command
 from prompt_r1.programs.files import make_folder
 from prompt_r1.programs.launcher import check_device
-from prompt_r1.settings.agent import MINI, all_mini_data
+from prompt_r1.settings.agent import MINI, EnvironmentConfig, all_mini_data
 from prompt_r1.settings.flags import given_values
 from prompt_r1.settings.functions import import_metric
 from prompt_r1.types import Question
@@ -90,7 +90,7 @@ def find_agents(config: EvaluateConfig, methods: Iterable[str]) -> dict[str, Nam
 
 def find_environments(
     config: EvaluateConfig, given: Collection[str], methods: Iterable[str], agents: Mapping[str, NamedAgent]
-) -> dict[str, EvaluateConfig]:
+) -> Mapping[str, EnvironmentConfig]:
     """The environments of --env, or of the training of --agent, each with the settings by which it is asked.
 
     `given` are the names of the settings that the user gave. There are no environments if no method asks one.
@@ -101,7 +101,7 @@ def find_environments(
         return {}
     if config.env:
         return dict.fromkeys(config.env, config)
-    environments: dict[str, EvaluateConfig] = {}
+    environments: dict[str, EnvironmentConfig] = {}
     for name in config.agent:
         training = agents[name].config
         settings = with_settings_of_training(config, given, training)

@@ -7,11 +7,10 @@ from typing import Generic, TypeVar
 from prompt_r1.environments.specs import CheckedEnvironment, check_environment, trusted_names
 from prompt_r1.pair.named_agent import NamedAgent, resolve_agent
 from prompt_r1.programs.launcher import check_device
-from prompt_r1.settings.agent import AgentConfig, EnvironmentConfig
+from prompt_r1.settings.agent import EnvironmentConfig
 from prompt_r1.settings.fields import everyday_setting, setting
 from prompt_r1.settings.flags import given_values
 
-AnyPlayConfig = TypeVar("AnyPlayConfig", bound="PlayConfig")
 AnyPairConfig = TypeVar("AnyPairConfig", bound="PairConfig")  # the config of infer.py or of the server
 
 
@@ -68,8 +67,8 @@ class ChosenPair(Generic[AnyPairConfig]):
     """The agent and the environment that a user's settings choose. `open_pair` (api.py) opens them."""
 
     agent: NamedAgent
-    config: AnyPairConfig  # the user's settings, with the environment that is asked, and how it is asked
-    environment: CheckedEnvironment  # of `config.env`, or an object of the user
+    config: AnyPairConfig  # the user's settings
+    environment: CheckedEnvironment  # of --env or else of the agent's training, or an object of the user
 
 
 def read_pair(config_class: type[AnyPairConfig], arguments: list[str]) -> ChosenPair[AnyPairConfig]:
@@ -93,17 +92,18 @@ def choose_pair(
     settings of the training were read from the agent's folder, which may come from anyone. Raises UsageError
     if the environment cannot be opened.
     """
-    typed = [config.env]
-    if not config.env:
+    spec = config.env
+    settings: EnvironmentConfig = config
+    if not spec:
+        spec = agent.config.env
         settings = with_settings_of_training(config, given, agent.config)
-        config = replace(settings, env=agent.config.env)
-    trusted = trusted_names(typed=typed, opened=[config.env])
-    return ChosenPair(agent, config, check_environment(config.env, config, trusted=trusted))
+    trusted = trusted_names(typed=[config.env], opened=[spec])
+    return ChosenPair(agent, config, check_environment(spec, settings, trusted=trusted))
 
 
 def with_settings_of_training(
-    config: AnyPlayConfig, given: Collection[str], trained: AgentConfig
-) -> AnyPlayConfig:
+    config: EnvironmentConfig, given: Collection[str], trained: EnvironmentConfig
+) -> EnvironmentConfig:
     """A user's settings, with system message, fields of requests and route as in an agent's training.
 
     Those that are `given` stay.

@@ -196,7 +196,8 @@ def test_a_flag_with_its_default_value_replaces_a_setting_of_the_training(flag, 
     """A bug: after a training with `--route uniform`, `--route session` was ignored."""
     trained = AgentConfig(env="mini", route="uniform", env_system="As trained.", env_args='{"top_p": 0.5}')
     given = given_values(PairConfig, [flag, default])
-    settings = choose_pair(PairConfig(**given), given, NamedAgent("a", trained, "a")).config
+    chosen = choose_pair(PairConfig(**given), given, NamedAgent("a", trained, "a"))
+    settings = chosen.environment.config
     names = ("route", "env_system", "env_args")
     expected = {
         name: default if "--" + name.replace("_", "-") == flag else getattr(trained, name) for name in names
