@@ -185,7 +185,7 @@ def folder(tmp_path, asking_agent, monkeypatch) -> Path:
         "adapter/adapter_config.json": "{}",
         "folder/notes.txt": "",
         "trained/checkpoints/step-000001/state.json": f'{{"format": {FORMAT}}}',
-        "answered/config.yaml": "top_p: 0.5\n",
+        "answered/config.yaml": "top_p: 0.5\ndepends_on: {}\n",
         "answered/predictions.jsonl": "",
     }
     for name, text in texts.items():

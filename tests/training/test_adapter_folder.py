@@ -122,7 +122,7 @@ def test_a_run_is_not_resumed_on_another_start(whole, tmp_path, other):
     start = shutil.copytree(whole.parent / "start", tmp_path / "start")
     run = trained(tmp_path / "run", start, "--steps", 1)
     tiny.save_agent(start, **other)
-    with pytest.raises(UsageError, match=r"step-000001 .*another agent"):
+    with pytest.raises(UsageError, match=r"step-000001 .*an agent that differs"):
         trained(run, start, "--steps", 2)
 
 
