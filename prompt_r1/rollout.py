@@ -86,6 +86,10 @@ def trajectory_of(
 ) -> Trajectory:
     """Encode a game as the trajectory that `play` would have recorded.
 
+    The text of a turn is what the agent itself writes. If the chat template opens every turn with a <think>
+    (`codec.opened`), the texts must not begin with it, because the opening and the replies already end with
+    it. The turns that `play` records begin with it (`Codec.turn_text`), so the caller removes it from them.
+
     Each turn ends with the end token. `max_reply_tokens`: as in GameSettings. Raises UsageError for a turn
     that contains an end token, because the agent's turn would end there.
     """
