@@ -3,8 +3,8 @@
 SQuAD's rules, which the paper's release uses (evaluation/official.py), drop all punctuation. They were made
 for names. In mathematics they make wrong answers right: "-5" equals "5", "1/2" equals "12", and "2x+3" equals
 "2x-3". The rules here keep the point of a number, and the operators - + / = ^ < > ≤ ≥ ≠ without the
-blanks around them. After a word, the blank before a minus or a comparison stays, and a dash between blanks is
-dropped:
+blanks around them. After a word, the blank before a minus or a comparison stays. A - beside a word that has
+blanks on both sides is a dash, and is dropped:
 
     x = - 5               x=-5
     2x + 3                2x+3
@@ -70,9 +70,11 @@ class Rule:
 # Parts of the patterns. The text is in lower case.
 LETTER = r"[^\W\d_]"
 FUNCTION = "(?:pi|sqrt|sin|cos|tan|log|ln|exp)"  # names of mathematics
-SYMBOL = rf"(?:\\{LETTER}+|(?<!{LETTER})(?:{LETTER}|{FUNCTION}))"  # \theta, x, or a name of mathematics
-NOT_BEFORE_FUNCTION = f"(?!{FUNCTION}(?!{LETTER}))"  # any place but the place before a whole FUNCTION
-# Several letters that are no symbol: sine is a word, but not sin.
+# A letter or a name of mathematics: x, sin and \theta, but not "is" and "sine".
+SYMBOL = rf"(?:\\{LETTER}+|(?<!{LETTER})(?:{LETTER}|{FUNCTION}))"
+# A place where no whole FUNCTION begins: before "sine", but not before "sin".
+NOT_BEFORE_FUNCTION = f"(?!{FUNCTION}(?!{LETTER}))"
+# Several letters that are no symbol: "is" and "sine", but not x, sin and \theta.
 WORD = rf"(?<!\\)(?<!{LETTER}){NOT_BEFORE_FUNCTION}{LETTER}{{2,}}"
 NUMBER = r"\.?\d[\d.]*"  # 5, 3.14, .5
 BEFORE_NUMBER = r"(?=\.?\d)"  # the place before a number
@@ -82,9 +84,10 @@ SIGN = "[-+<>≤≥≠]"  # signs and comparisons
 OPENING = r"[ ({\[]"  # a blank or an opening bracket
 AFTER_NAME_AND_SIGN = rf"(?<={LETTER}[-+])(?= {WORD})"  # the place after the + of disney+ and hulu
 AFTER_TWO_PLUSES = r"(?<=\+\+)(?= )"  # the place after the ++ of c++ language
+# The place after a sign that belongs to a name.
 AFTER_A_NAME = f"{AFTER_NAME_AND_SIGN}|{AFTER_TWO_PLUSES}"
-# A mark that carries no value. A point carries one before a digit, as in 3.14, but not after a point, as in
-# ..5; a # carries one after a word, as in c#.
+# A mark that carries no value. Two marks do carry one: a point before a digit (3.14), except after another
+# point (..5), and a # after a word (c#).
 MARK = r"(?:[!\"%&'()*?@[\\\]_`{|}~]|\.(?!\d)|(?<=\.)\.|(?<!\w)#)"
 
 RULES = (
@@ -102,7 +105,8 @@ RULES = (
     Rule(("x ** 2", "x^2"), rf"{AFTER_OPERAND}( ?)\*\*\1{BEFORE_OPERAND}", "^", keeps="**paris**."),
     # Commas between thousands, also as written in India.
     Rule(("1,234 1,00,000", "1234 100000"), r"(?<=\d),(?=(?:\d\d,){0,4}\d{3}(?!\d))", keeps="1,23"),
-    # Drop the blanks around operators that join two operands, and the opening brackets after / = ^.
+    # Drop the blanks around operators that join two operands, and the opening brackets after / = ^. Otherwise
+    # a later rule would turn the bracket of 2^(-1) into a blank. The closing brackets are dropped last.
     Rule(("x = 1 / (3)", "x=1/3)"), rf" ?([/=^]){OPENING}*", r"\1"),
     Rule(("2xy + 3", "2xy+3"), rf"{AFTER_OPERAND} \+ {BEFORE_OPERAND}", "+"),
     # Drop the plus of a positive number.
@@ -115,7 +119,8 @@ RULES = (
     Rule(("world war ii - 1939", "world war ii 1939"), rf"({WORD} )-+ ", r"\1", keeps="x - 1"),
     Rule(("1939 - world war ii", "1939 world war ii"), rf"(?<!\S)-+ (?={WORD})", keeps="1939 - x"),
     Rule(("18-20", "18 20"), rf"(?<![\w.^])({NUMBER})%? ?-+ ?{BEFORE_NUMBER}", r"\1 ", keeps="x^2-1"),
-    # Drop the blanks around signs and comparisons, and the opening brackets after them.
+    # Drop the blanks around signs and comparisons, and the opening brackets after them. A sign that belongs
+    # to a name, as in disney+ or c++, keeps the blank after it.
     Rule(("5 - x", "5- x"), rf"(?<!{LETTER})(?<!\+) (?={SIGN})", keeps="c++ < d"),
     Rule(("x - 1", "x- 1"), rf"({SYMBOL}) (?={SIGN})", r"\1", keeps="it is < 5"),
     Rule(("x- (1)", "x-1)"), rf"(?<={SIGN})(?!{AFTER_A_NAME}){OPENING}+", keeps="disney+ and c++ language"),
@@ -156,5 +161,5 @@ def _plain_form(character: str) -> str:
     if category == "Pd":  # dashes
         return "-"
     if category.startswith("P"):
-        return "'"  # Any ASCII mark that is dropped later would do.
+        return "'"  # It is not "", because a mark between digits becomes a blank, as in 5·3.
     return character
