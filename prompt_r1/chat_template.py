@@ -106,6 +106,8 @@ def frame_of(tokenizer: "PreTrainedTokenizerBase", first_message: str) -> Frame:
     if [number for number, _ in parts] != [0, 1, 2, 3, 4]:
         raise no_frame
     # The dialogue is: before_user [0] _ [1] between [2] _ [3] between [4] generation
+    # The texts _ are not compared with `generation`, because a template may open a <think> only in
+    # `generation`. In a game, `generation` stands before every turn of the agent.
     _, between, _, second_between, generation = [text for _, text in parts]
     rendered = render(tokenizer, [{"role": "user", "content": first_message}])
     if between != second_between or rendered != before_user + first_message + generation:
@@ -114,9 +116,9 @@ def frame_of(tokenizer: "PreTrainedTokenizerBase", first_message: str) -> Frame:
 
 
 def decode(tokenizer: "PreTrainedTokenizerBase", tokens: Sequence[int]) -> str:
-    """Decode tokens unchanged, control tokens included.
+    """Decode tokens, control tokens included, without a clean-up of spaces.
 
-    Tokenizers of the sentencepiece kind leave out a space at the beginning of the text.
+    A tokenizer of the sentencepiece kind still drops a space at the beginning of the text.
     """
     text = tokenizer.decode(list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False)
     assert isinstance(text, str), "several texts from one row of tokens"
@@ -169,11 +171,11 @@ class PieceEncoder:
         return tokens[len(guard) :]
 
     def untrusted(self, text: str) -> list[int]:
-        """The tokens of text from outside. They hold no control tokens and no tags (<|im_end|>, <think>).
+        """The tokens of text from outside, without control tokens such as <|im_end|> or Qwen3's <think>.
 
         The text is cut inside the name of every control token, and the pieces are encoded one by one.
         `split_special_tokens=True` is not enough, because it keeps added tokens with special=False, such as
-        Qwen3's <think>.
+        this <think>.
         """
         text = encodable(text)
         cuts = [match.start() + 1 for match in self._control.finditer(text)]
@@ -199,12 +201,12 @@ class PieceEncoder:
 
 
 def closing_tokens(
-    between: list[int], tokenizer: "PreTrainedTokenizerBase", *, not_ends: Sequence[str]
+    before_reply: list[int], tokenizer: "PreTrainedTokenizerBase", *, not_ends: Sequence[str]
 ) -> list[int]:
-    """The tokens that close the agent's message: the first tokens of `between`, up to an end token.
+    """The tokens that close the agent's message: the first tokens of `before_reply`, up to an end token.
 
-    `between` are the tokens from the end of an assistant's message to the next message. An end token is eos,
-    or a control token such as <|im_end|>, but not bos and none of `not_ends`.
+    `before_reply` are the tokens from the end of the agent's message to the text of the reply. An end token
+    is eos, or an added token such as <|im_end|>, but not bos and none of `not_ends`.
 
     Most templates write an end token first, perhaps after white space. Some write other text first, as in
     "### User:". Then no token closes a message, the result is [], and the agent ends its turns with eos.
@@ -220,9 +222,9 @@ def closing_tokens(
         name = added[token].content
         return name.strip() != "" and name not in not_ends
 
-    for position, token in enumerate(between):
+    for position, token in enumerate(before_reply):
         if is_end_token(token):
-            return between[: position + 1]
+            return before_reply[: position + 1]
         if decode(tokenizer, [token]).strip():
             break  # Other text comes first.
     if eos is None:

@@ -135,7 +135,7 @@ class Codec:
         # <interaction_response>. In this example, `_close` is <|im_end|>, and `_reply_head` is the rest. The
         # agent usually ends its message itself, so `_close` is added only if the turn was cut off.
         before_reply = self.encoder.trusted(self.frame.between + "<interaction_response>")
-        # `closing_tokens` takes an added token, such as <|im_end|>, for the end of a message. In some
+        # `closing_tokens` treats an added token, such as <|im_end|>, as the end of a message. In some
         # tokenizers, as in the mini agent's, our tags are added tokens, too. They do not end a message.
         self._close = closing_tokens(before_reply, tokenizer, not_ends=TAGS)
         self._reply_head = before_reply[len(self._close) :]
@@ -193,18 +193,18 @@ class Codec:
                 "could be read: not supported"
             )
 
-        def after_turn(tokens: list[int]) -> str:
+        def decoded_reply(tokens: list[int]) -> str:
             """The text after the turn. The turn ends with the last of TAGS."""
             return decode(self.tokenizer, tokens).rpartition(TAGS[-1])[2]
 
-        first = f"{frame.before_user}Question: Who?\n{instruction}{frame.generation}"
-        second = f"{frame.between}<interaction_response>Bob.</interaction_response>{frame.generation}"
+        opening_text = f"{frame.before_user}Question: Who?\n{instruction}{frame.generation}"
+        reply_text = f"{frame.between}<interaction_response>Bob.</interaction_response>{frame.generation}"
         opening = self.opening("Who?")
         pieces = opening + turn + self.reply("Bob.", after=turn[-1])
-        whole_opening = self.encoder.trusted_start(first)
-        whole = self.encoder.trusted_start(first + tags + second)
+        whole_opening = self.encoder.trusted_start(opening_text)
+        whole = self.encoder.trusted_start(opening_text + tags + reply_text)
         same_opening = decode(self.tokenizer, opening) == decode(self.tokenizer, whole_opening)
-        same_reply = after_turn(pieces) == after_turn(whole)
+        same_reply = decoded_reply(pieces) == decoded_reply(whole)
         if not (same_opening and same_reply):
             raise UsageError(
                 f"{name}: tokenizing the pieces of a dialogue one by one can give other tokens than "
