@@ -45,8 +45,8 @@ def with_own_advantages(group: Sequence[ScoredGame], own: OwnAdvantages) -> list
     if not compared:
         return list(group)
     changed = {}
-    for game, turns in zip(compared, own(compared), strict=True):
-        changed[game.index] = replace(game, advantage=mean(turns), turn_advantages=turns)
+    for game, turn_advantages in zip(compared, own(compared), strict=True):
+        changed[game.index] = replace(game, advantage=mean(turn_advantages), turn_advantages=turn_advantages)
     return [changed.get(game.index, game) for game in group]
 
 
@@ -95,7 +95,7 @@ class Loss:
 
     total: Tensor  # scalar with a gradient
     kl: Tensor  # scalar, Σ w KL
-    clip_frac: Tensor  # scalar, Σ w over the tokens that the clip range left without a gradient
+    clip_frac: Tensor  # scalar, Σ w over the tokens whose surrogate the clip range left without a gradient
     token_kl: Tensor  # (N,) KL of each agent token
 
 
@@ -114,11 +114,12 @@ def grpo_loss(
         KL = π_ref / π_θ - log(π_ref / π_θ) - 1                              (k3, never negative)
         c  = min(π_old / π_engine, C)                                        C: importance_cap; 0: c = 1
         L  = Σ w [ -c min(r Â, clip(r, 1 - ε, 1 + ε_high) Â) + β KL ]        ε: clip, β: kl_coef
+                                                                             ε_high: clip_high; 0: ε
 
     `logprobs` (N,) are log π_θ of the policy that learns. No other tensor has a gradient. The weights w are
     1 / (M · |u|) for M games in the optimiser step, over all ranks, and |u| agent tokens in the token's game
-    (see `training.batches`). `clip_high` 0 stands for ε. With c = 1, L is eq. 17 of the paper's later
-    version. (The first version, with the policy term -w Â log π_θ, is in examples/losses.py.)
+    (see `training.batches`). With c = 1, L is eq. 17 of the paper's later version. (The first version, with
+    the policy term -w Â log π_θ, is in examples/losses.py.)
 
     In 16 bits engine and policy round differently, so the tokens were sampled from a slightly other
     distribution than π_old. c corrects the policy term for this difference (truncated importance sampling,
@@ -137,7 +138,7 @@ def grpo_loss(
     if importance_cap:
         importance = (columns.old - columns.engine).exp().clamp(max=importance_cap)
     total = (weights * (-importance * surrogate + kl_coef * kl)).sum()
-    # Where the clipped term is the smaller one, the ratio is a constant, and the token has no gradient.
+    # Where the clipped term is the smaller one, it is a constant, and only the KL has a gradient.
     clip_frac = (weights * (unclipped > surrogate)).sum()
     mean_kl = (weights * kl).sum()
     return Loss(total, mean_kl.detach(), clip_frac.detach(), kl.detach())
