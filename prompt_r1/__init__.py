@@ -5,7 +5,7 @@
     with prompt_r1.load("runs/mini-seed0") as pair:
         print(pair.ask("Who is the mother of the director of Silent Valley?").answer)
 
-The method, in reading order. These ten files import no other file of the package:
+The method, in reading order. Of the package, these ten files import only each other:
 
     types          question, turn, trajectory, reward
     protocol       what a turn may hold, and the codec between text and tokens
@@ -19,7 +19,7 @@ The method, in reading order. These ten files import no other file of the packag
     spending       what calls cost
     errors         what ends a call, a game or a run
 
-The rooms, in reading order. The first two hold what the others share:
+The folders, called rooms, in reading order. The first two hold what the others share:
 
     programs       what the programs share: command line, safe output, files
     settings       the settings: dataclasses, presets, flags, YAML

@@ -34,7 +34,11 @@ class Resumable(Exception):
 
 
 class AgentUnusable(Resumable):
-    """The agent's logits are NaN or infinite, so it can write no token."""
+    """The agent's logits are NaN or infinite, so it can write no token.
+
+    If the logits overflow in 16 bits, the run can be resumed with --dtype float32. If the weights have
+    diverged, only a new run with a smaller --lr helps.
+    """
 
 
 class SignalBeforeTraining(KeyboardInterrupt):

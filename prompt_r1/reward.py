@@ -36,11 +36,13 @@ class Rule:
     unanswered_cap: float  # The cap for a game without an answer. It is below epsilon.
 
 
-RULES = {  # The keys are the values of --rule.
-    # Appendix G. The cap keeps the gate shut in a game without an answer, however many turns it has.
+# The keys are the values of --rule. `unanswered_cap` is ours in both rules. It keeps the gate shut in a game
+# without an answer, however many turns the game has.
+RULES = {
+    # The coefficients of Appendix G. The cap is 4 α: without an answer, the paper's five turns earn no more.
     "paper": Rule(alpha=0.25, beta=0.3, gamma=0.4, delta=0.3, epsilon=1.5, unanswered_cap=1.0),
     # The coefficients of the released code. There, three good turns open the gate without an answer. Here the
-    # cap, which is ours, keeps it shut.
+    # cap is ε - (β + γ + δ), which one good turn earns.
     "release": Rule(alpha=0.4, beta=0.25, gamma=0.25, delta=0.1, epsilon=1.0, unanswered_cap=0.4),
 }
 # Training without an environment (GRPO alone). The agent cannot ask, so α = 0. The other coefficients of

@@ -4,7 +4,8 @@ A call may need several requests. Two sums count them:
 
     charged   what the requests may have cost: for limits, and for the user who pays
     spent     the calls, and what their replies cost: for rewards, metrics and tables. The sum of a game is
-              the same if a resumed run plays it again, with replies from the journal
+              the same if a resumed run plays it again, with replies from the journal. (The journal records
+              the replies of a run: environments/journal.py.)
 
     what happens                            is added to charged       is added to spent
 
@@ -14,6 +15,9 @@ A call may need several requests. Two sums count them:
     the server is busy, and bills nothing   nothing                   nothing
     the server refuses the request          one call without tokens   nothing
     a call fails, after its last request    nothing                   one call without tokens
+
+A refused request ends its call, so it counts as a call. A busy server gets the request again, so the request
+that it did not accept does not count.
 
 A failed call is one call in `spent`, however many requests it took: a resumed run may take more or fewer.
 """
