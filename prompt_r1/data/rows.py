@@ -44,7 +44,7 @@ def read_rows(source: Path | str) -> NumberedRows:
     return read(path)
 
 
-def _text_of(path: Path) -> str:
+def _read_text(path: Path) -> str:
     """The text of a file, without a byte order mark. Raises UsageError if it is not UTF-8."""
     content = path.read_bytes()
     try:
@@ -57,14 +57,14 @@ def _text_of(path: Path) -> str:
 def _json_lines(path: Path) -> NumberedRows:
     """The rows of a .jsonl file. Blank lines have a number, but are no rows."""
     # Only "\n" ends a line. str.splitlines would also split at U+2028 inside a text.
-    for number, line in enumerate(_text_of(path).split("\n"), start=1):
+    for number, line in enumerate(_read_text(path).split("\n"), start=1):
         if line.strip():
             yield number, _json_value(line, f"{path}, row {number}")
 
 
 def _json(path: Path) -> NumberedRows:
     """The rows of a JSON file: a list, or a single row."""
-    value = _json_value(_text_of(path), str(path))
+    value = _json_value(_read_text(path), str(path))
     rows = value if isinstance(value, list) else [value]
     return enumerate(rows, start=1)
 
@@ -85,7 +85,7 @@ def _table(path: Path) -> NumberedRows:
     """The rows of a CSV or TSV file, whose cells are texts. Blank lines are no rows."""
     csv.field_size_limit(MAX_CELL_CHARACTERS)
     separator = "\t" if path.suffix.lower() == ".tsv" else ","
-    lines = StringIO(_text_of(path), newline="")
+    lines = StringIO(_read_text(path), newline="")
     rows = csv.DictReader(lines, delimiter=separator, strict=True, skipinitialspace=True)
     number = 0  # the number of the last row
     try:
@@ -150,8 +150,8 @@ def _prompts_and_stories(path: Path) -> NumberedRows:
     stories_path = path.with_suffix(".wp_target")
     if not stories_path.is_file():
         raise UsageError(f"{path}: its stories are missing, which belong in {stories_path}")
-    prompts = _text_of(path).strip("\n").split("\n")
-    stories = _text_of(stories_path).strip("\n").split("\n")
+    prompts = _read_text(path).strip("\n").split("\n")
+    stories = _read_text(stories_path).strip("\n").split("\n")
     if len(prompts) != len(stories):
         raise UsageError(f"{path} and {stories_path.name} have different numbers of lines")
     for number, (prompt, story) in enumerate(zip(prompts, stories, strict=True), start=1):
