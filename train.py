@@ -51,11 +51,15 @@ from prompt_r1.types import Question, Trajectory
 
 
 def train(run: Run, record: Record) -> None:
-    """Train all steps that are not trained yet. Called by every rank."""
+    """Train all steps that are not trained yet. Called by every rank.
+
+    `record` knows which steps remain, writes down what they measured, and saves the run.
+    """
     config, ranks, policy = run.config, run.ranks, run.policy
     for step in record.remaining_steps():
-        # Until the games are compared, the user's code may fail on any rank. Then its error is raised on all
-        # ranks, and the run is saved before it ends.
+        # A function of the user, such as their reward, may fail on one rank only. If so, all ranks raise its
+        # error, and the run is saved before it ends. The user's loss is called below, outside of this block.
+        # If it fails, the run is not saved, because the weights may be between two optimiser steps.
         with record.checkpoint_on_user_error(), ranks.shared_errors():
             # Play. This rank has P of the step's questions, and plays G games of each. `questions` has them
             # by their numbers in the step. `trajectories_PG` has P groups, each with G trajectories.
@@ -146,6 +150,7 @@ def play_step(run: Run, step: int, questions: Mapping[int, Question]) -> list[li
             question,
             Sampling(seed=f"{config.seed}/{step}/{number}/{sample}", temperature=config.temperature),
             sample=sample,
+            # An environment that samples gives a question new replies in each epoch.
             epoch=run.questions.epoch(step, number),
         )
         run.log.count_game()
@@ -166,11 +171,11 @@ def main(chosen: ChosenTraining) -> None:
     if config.dry_run:
         return
     with start_run(chosen) as run:
-        record = resume_run(run)  # It begins with the newest checkpoint, if there is one.
+        record = resume_run(run)  # The run begins at its newest checkpoint, or with step 0.
         run.interrupt.training_began = True  # From now on, a signal saves the run, and then ends it.
         try:
-            # A new run begins with step 0, which only validates the untrained agent. A resumed run finishes
-            # the step after which it stopped, for example its validation.
+            # A new run begins with step 0, which only validates the untrained agent. If a run stopped between
+            # an update and the end of its step, for example in the validation, the resumed run does the rest.
             record.finish_step()
             train(run, record)
             if run.questions.test:
@@ -179,7 +184,7 @@ def main(chosen: ChosenTraining) -> None:
                     run.log.say("\n" + compare_on_test(run))
             record.say_results()
         except Resumable as error:  # A signal came, a limit was reached, or the environment fails.
-            raise record.save_and_stop(error) from None
+            raise record.save_and_explain(error) from None
 
 
 if __name__ == "__main__":

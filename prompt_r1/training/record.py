@@ -183,9 +183,9 @@ class Record:
         try:
             yield
         except UsageError as error:
-            raise self.save_and_stop(error) from None
+            raise self.save_and_explain(error) from None
 
-    def save_and_stop(self, error: Resumable | UsageError) -> Resumable | UsageError:
+    def save_and_explain(self, error: Resumable | UsageError) -> Resumable | UsageError:
         """Save after an error that ended the run on every rank, and return the error to raise.
 
         It has the same type, which has the exit code, and the advice to repeat the command. Before the first

@@ -454,7 +454,7 @@ def test_the_step_after_which_a_signal_stopped_a_run_can_be_made_its_last_one(
     record.run.interrupt.stop = signal = Resumable("SIGTERM was received")
     with pytest.raises(Resumable):
         record.step(em=0.25)
-    record.save_and_stop(signal)
+    record.save_and_explain(signal)
     for _ in range(2):  # A kill before the step is finished loses no line.
         resumed = resume(tmp_path, base, save_every=100, val_data=val_data, steps=steps)
     means = {"val/em": 0.5, "val/reward": 0.5, "val/format": 1.0}
@@ -490,7 +490,7 @@ def test_the_calls_of_a_step_are_logged_though_a_signal_interrupted_its_validati
     record.validate = Mock(side_effect=signal)
     with pytest.raises(Resumable, match="SIGTERM"):
         record.write_down(1, games_PG, UpdateStats())
-    record.save_and_stop(signal)
+    record.save_and_explain(signal)
     resumed = resume(tmp_path, base)
     resumed.run.environment.clients[0].counts["paid"] = 2  # by its validation
     resumed.finish_step()
@@ -509,7 +509,7 @@ def test_a_signal_in_a_validation_loses_no_line_of_an_earlier_step(base, tmp_pat
     record.run.log.seconds["rollout"] = 1.0
     with pytest.raises(Resumable, match="SIGTERM"):
         record.write_down(3, games_PG, UpdateStats(taken=1))
-    record.save_and_stop(signal)
+    record.save_and_explain(signal)
     resumed = resume(tmp_path, base, save_every=3)
     resumed.finish_step()
     assert [line["step"] for line in read_metrics(tmp_path)] == [0, 1, 2, 3]
@@ -545,10 +545,10 @@ def test_a_run_without_budget_is_said_to_resume_with_a_larger_limit_only(base, t
     budget = Budget(max_usd=1.0, charged=Spending(calls=9, usd=1.0))
     with pytest.raises(OutOfBudget) as spent:
         asyncio.run(budget.reserve(Spending(usd=0.1)))
-    sentence = str(record.save_and_stop(spent.value))
+    sentence = str(record.save_and_explain(spent.value))
     assert "larger limit resumes the run" in sentence and "same command" not in sentence
     assert sentence.endswith("stopped after step 5")
-    other = str(record.save_and_stop(Resumable("too many calls failed")))
+    other = str(record.save_and_explain(Resumable("too many calls failed")))
     assert "larger limit" not in other and "stopped after step 5" in other
     assert other.endswith("same command resumes the run")
 
@@ -618,8 +618,8 @@ def test_a_state_that_is_saved_already_is_not_written_again(base, tmp_path, monk
     record = resume(tmp_path, base)
     record.steps(2)
     assert written == [0, 1]
-    record.save_and_stop(Resumable("a signal came"))
-    resume(tmp_path, base).save_and_stop(Resumable("a signal came at once"))
+    record.save_and_explain(Resumable("a signal came"))
+    resume(tmp_path, base).save_and_explain(Resumable("a signal came at once"))
     assert written == [0, 1]
 
 
