@@ -4,7 +4,8 @@
     untrained   the agent before training, in the same game
     prompt-r1   the trained agent
 
-A *system* is a method with its environment and its agent. Each answer of a system is appended to
+A *system* is a method with its environment and its agent. A *repeat* is a question with the number of its
+answer, because each system answers every question --repeats times. Each answer of a system is appended to
 predictions.jsonl in the folder --out. If the same command is given again, it asks only for missing and failed
 answers, and writes the tables anew. docs/evaluation.md describes the other methods and the tables.
 """
@@ -29,7 +30,7 @@ from prompt_r1.errors import Resumable
 from prompt_r1.evaluation.agents import check_agents
 from prompt_r1.evaluation.dry_run import estimate
 from prompt_r1.evaluation.evaluation import Evaluation, Repeat
-from prompt_r1.evaluation.folder_settings import keep_settings
+from prompt_r1.evaluation.folder_settings import write_settings
 from prompt_r1.evaluation.making import open_method
 from prompt_r1.evaluation.predictions import FILE, Prediction, PredictionFile, System
 from prompt_r1.evaluation.scores import score_predictions
@@ -53,11 +54,12 @@ def main(evaluation: Evaluation) -> None:
         print(estimate(evaluation))
         return
     with closing(PredictionFile(evaluation.folder / FILE)) as file:
-        keep_settings(evaluation)
+        write_settings(evaluation)  # Raises UsageError if the folder's answers depend on other settings.
         try:
             asyncio.run(ask_missing(evaluation, file))
         finally:  # If a method cannot go on, the finished answers are still shown.
-            answers = file.answers_to(evaluation.repeats, evaluation.systems)
+            # The tables also show what other systems in the file have answered, in earlier commands.
+            answers = file.answers_to(evaluation.repeats, first=evaluation.systems)
             if answers:
                 show_results(evaluation, answers, encoder)
     print(f"\nIn {evaluation.folder / TABLES}: each dataset, also in the form of the paper's tables")
@@ -120,7 +122,7 @@ def raise_for_failed_calls(evaluation: Evaluation, answers: Sequence[Prediction]
     """Raise Resumable if answers are missing because calls failed."""
     errors = Counter[str]()
     for answer in answers:
-        # The file may also have answers of other systems, which this command does not ask.
+        # This command cannot ask the other systems in the file again.
         if answer.error and answer.system in evaluation.systems:
             errors[answer.error] += 1
     if errors:

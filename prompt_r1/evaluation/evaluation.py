@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # scores.py imports torch.
     from prompt_r1.evaluation.scores import OwnMetric
 
 Repeat = tuple[Question, int]
-"""A question, and the number of its repeat (--repeats)."""
+"""A question with the number of its answer, from 0: each system answers it --repeats times."""
 
 
 @dataclass(frozen=True)

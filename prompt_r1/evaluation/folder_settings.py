@@ -45,7 +45,7 @@ def check_settings(config: EvaluateConfig, seed: int) -> None:
             raise UsageError(f"--out {config.out}: {problem}: give another --out")
 
 
-def keep_settings(evaluation: Evaluation) -> None:
+def write_settings(evaluation: Evaluation) -> None:
     """Write config.yaml. Raises UsageError if something has changed that the folder's answers depend on."""
     folder = evaluation.folder
     check_settings(evaluation.config, evaluation.seed)

@@ -184,15 +184,15 @@ class PredictionFile:
         return found
 
     def answers_to(
-        self, wanted: Sequence[tuple[Question, int]], systems: Iterable[System]
+        self, wanted: Sequence[tuple[Question, int]], *, first: Iterable[System]
     ) -> list[Prediction]:
         """The stored answers to these questions and samples, failed calls included.
 
-        The answers of `systems` come first, and then the answers of all other systems in the file.
+        The answers of the systems in `first` come first, and then those of all other systems in the file.
         """
         stored = [prediction.system for prediction in self._predictions.values()]
         answers = []
-        for system in dict.fromkeys([*systems, *stored]):
+        for system in dict.fromkeys([*first, *stored]):
             for question, sample in wanted:
                 found = self._predictions.get(_key(system, question, sample))
                 if found is not None:

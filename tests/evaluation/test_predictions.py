@@ -100,7 +100,7 @@ def test_a_stored_answer_is_scored_as_the_question_is_now(tmp_path):
     with closing(PredictionFile(tmp_path / "predictions.jsonl")) as file:
         file.add(predict())
         assert file.find(DIRECT, now, 0)
-        [found] = file.answers_to([(now, 0)], [DIRECT])
+        [found] = file.answers_to([(now, 0)], first=[DIRECT])
     assert found.question.kind == "text"
 
 

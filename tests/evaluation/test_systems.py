@@ -25,7 +25,7 @@ from prompt_r1.environments.specs import open_account, parse_fields
 from prompt_r1.errors import FatalEnvError, UsageError
 from prompt_r1.evaluation import tables
 from prompt_r1.evaluation.evaluation import Evaluation
-from prompt_r1.evaluation.folder_settings import dependencies_of, keep_settings
+from prompt_r1.evaluation.folder_settings import dependencies_of, write_settings
 from prompt_r1.evaluation.making import open_environment_of
 from prompt_r1.evaluation.methods import METHODS
 from prompt_r1.evaluation.predictions import FILE, System
@@ -190,9 +190,9 @@ def test_runs_share_the_answers_of_their_start_only_if_it_plays_the_same_game(ag
     # The same in two evaluations with one --out.
     (tmp_path / FILE).touch()
     for same in (first, second):
-        keep_settings(evaluation_of(config, same))
+        write_settings(evaluation_of(config, same))
     with pytest.raises(UsageError, match=r"game of .* has changed"):
-        keep_settings(evaluation_of(config, {"runs/b": changed}))
+        write_settings(evaluation_of(config, {"runs/b": changed}))
 
 
 def test_bc_with_another_agent_than_the_mini_agent_is_refused_before_anything_is_asked(agents):
@@ -274,10 +274,10 @@ def test_a_folder_refuses_answers_of_an_environment_that_was_asked_with_other_se
     (tmp_path / FILE).touch()
     config = EvaluateConfig(method=("direct",), out=str(tmp_path))
     changed = replace(agents["runs/b"], config=replace(agents["runs/b"].config, **change))
-    keep_settings(evaluation_of(config, {"runs/a": agents["runs/a"]}))
-    keep_settings(evaluation_of(config, {"runs/b": agents["runs/b"]}))
+    write_settings(evaluation_of(config, {"runs/a": agents["runs/a"]}))
+    write_settings(evaluation_of(config, {"runs/b": agents["runs/b"]}))
     with pytest.raises(UsageError, match="request to large has changed"):
-        keep_settings(evaluation_of(config, {"runs/b": changed}))
+        write_settings(evaluation_of(config, {"runs/b": changed}))
 
 
 def test_agents_with_other_settings_of_one_environment_are_not_compared(agents):
@@ -439,10 +439,10 @@ def test_a_changed_model_of_a_pool_is_noticed(tmp_path, changed):
     pool = f"hf:{tmp_path}/first,hf:{tmp_path}/second"
     config = EvaluateConfig(env=(pool,), method=("direct",), out=str(tmp_path))
     evaluation = evaluation_of(config, {})
-    keep_settings(evaluation)
+    write_settings(evaluation)
     save_weights(tmp_path / changed / "model.safetensors", "after")
     with pytest.raises(UsageError, match=f"{changed} has changed .*--out"):
-        keep_settings(evaluation)
+        write_settings(evaluation)
 
 
 def test_an_agent_of_several_systems_has_one_digest(tmp_path):
@@ -637,16 +637,16 @@ def test_a_folder_remembers_the_contents_of_all_earlier_commands(tmp_path):
         config = EvaluateConfig(agent=(str(tmp_path / name),), method=("prompt-r1",), out=str(tmp_path))
         evaluations.append(evaluation_of(config, find_agents(config, config.method)))
     first, second = evaluations
-    keep_settings(first)
-    keep_settings(second)
+    write_settings(first)
+    write_settings(second)
     save_weights(tmp_path / "a/agent/model.safetensors", "new weights")
-    keep_settings(second)
+    write_settings(second)
     with pytest.raises(UsageError, match="a/agent has changed"):
-        keep_settings(first)
+        write_settings(first)
     # A bug: a method that asks only the start was added, and the table showed the old answers of the agent.
     untrained = replace(first.config, method=("untrained",))
     with pytest.raises(UsageError, match="a/agent has changed"):
-        keep_settings(evaluation_of(untrained, find_agents(untrained, untrained.method)))
+        write_settings(evaluation_of(untrained, find_agents(untrained, untrained.method)))
 
 
 def test_more_methods_and_questions_are_added_to_a_folder(evaluate_here):
