@@ -44,12 +44,17 @@ MAX_TOKENS = 320  # tokens of the whole dialogue [8192]
 INSTRUCTION = "Ask the assistant step by step, then answer."  # [Table 1]
 # The reward has the coefficients of the paper's released code [0.25, 0.3, 0.4, 0.3, 1.5].
 ALPHA, BETA, GAMMA, DELTA, EPSILON = 0.4, 0.25, 0.25, 0.1, 1.0
-UNANSWERED = EPSILON - (BETA + GAMMA + DELTA)  # 0.4, the largest format reward of a game without an answer
+# The largest format reward of a game without an answer: 0.4. However many turns are good, the gate of eq. 15
+# stays shut, and a perfect last turn adds its full β + γ + δ.
+UNANSWERED = EPSILON - (BETA + GAMMA + DELTA)
 
 
 # ------------------------------ the game (eqs 1-11) ------------------------------
 def block(tag: str) -> re.Pattern[str]:
-    """Match up to the first closing tag, from the last opening tag before it: y in `<a> x <a> y </a>`."""
+    """Match from an opening tag to the next closing tag, without another opening tag in between.
+
+    In `<a> x <a> y </a>`, the content is y.
+    """
     return re.compile(rf"<{tag}>((?:(?!<{tag}>).)*?)</{tag}>", re.DOTALL)
 
 
@@ -111,13 +116,14 @@ def play(games: list[Game], model, tokenizer, environment: MiniEnvironment, *, g
     for game in games:
         asked = [f" {game.question.text}", f"\n{INSTRUCTION}{agents_turn}"]
         game.add(encode(tokenizer, "<|im_start|>user\nQuestion:", *asked), sampled=False)
-    for number in range(1, MAX_TURNS + 1):
+    for turn_number in range(1, MAX_TURNS + 1):
         playing = [game for game in games if not game.over]
-        for game, tokens in zip(playing, sample(model, playing, number, end, greedy), strict=True):
+        for game, tokens in zip(playing, sample(model, playing, turn_number, end, greedy), strict=True):
             game.add(tokens, sampled=True)
             turn = read_turn(tokenizer.decode([token for token in tokens if token != end]))
             game.turns.append(turn)
-            if not turn.prompt or number == MAX_TURNS:  # The agent could not read a reply to its last turn.
+            # After the last turn the environment is not asked, because the agent could not read its reply.
+            if not turn.prompt or turn_number == MAX_TURNS:
                 game.over = True
                 continue
             turn.reply = environment.reply(turn.prompt).text
@@ -131,7 +137,7 @@ def play(games: list[Game], model, tokenizer, environment: MiniEnvironment, *, g
 
 
 @torch.no_grad()
-def sample(model, games: list[Game], number: int, end: int, greedy: bool) -> list[list[int]]:
+def sample(model, games: list[Game], turn_number: int, end: int, greedy: bool) -> list[list[int]]:
     """Sample the next turn of each game, token by token. Keys and values of earlier tokens are cached.
 
     The dialogues are padded at the left, so that the last column always predicts the next token. Each game
@@ -143,18 +149,18 @@ def sample(model, games: list[Game], number: int, end: int, greedy: bool) -> lis
     mask = torch.tensor([[0] * n + [1] * (longest - n) for n in padding])  # 0 for the padding
     positions = torch.arange(longest) - torch.tensor(padding)[:, None]
     room = [min(MAX_NEW, MAX_TOKENS - len(game.tokens)) for game in games]
-    generators = [random.Random(f"{game.seed}/{number}") for game in games]
+    generators = [random.Random(f"{game.seed}/{turn_number}") for game in games]
     cache, written, writing = DynamicCache(), [[] for _ in games], [True] * len(games)
     while any(writing):
         # The cache is passed by position, because transformers 5.24 renamed its parameter.
         logits = model(tokens, mask, positions.clamp(min=0), cache, logits_to_keep=1).logits[:, -1]  # (B, V)
         if greedy:
             new = logits.argmax(-1)
-        else:  # The new token is where the cumulative weights exceed a random share of their sum.
+        else:  # Sample: the first token whose cumulative weight exceeds a random share of the whole sum.
             cumulative = (logits - logits.amax(-1, keepdim=True)).exp().cumsum(-1)
             uniform = torch.tensor([[generator.random()] for generator in generators])
-            # The share may be rounded up to the whole sum. It still finds the last token, because the last
-            # entry is left out.
+            # If rounding makes the share equal to the whole sum, a search in all V entries would give V, and
+            # no token has this number. A search in the first V - 1 entries gives V - 1, the last token.
             below = cumulative[:, :-1].contiguous()
             new = torch.searchsorted(below, uniform * cumulative[:, -1:], right=True)[:, 0]
         for row, token in enumerate(new.tolist()):
@@ -227,7 +233,7 @@ class Loss:
 
 
 def grpo_loss(logprobs: Tensor, old: Tensor, ref: Tensor, sampled: Tensor, advantages: Tensor) -> Loss:
-    """Eq. 17 (later version): the mean over games of the mean over each game's own tokens.
+    """Eq. 17 in the paper's later version: the mean over games of the mean over each game's own tokens.
 
     `logprobs`, `old` and `ref` are (B, T-1): the log-probabilities by the policy that learns, the policy that
     played, and the frozen reference. `advantages` is (B, 1): all tokens of a game share its advantage.
@@ -269,12 +275,12 @@ class Training:
             random.Random(f"questions {self.seed} {epoch}").shuffle(questions)
             yield from questions
 
-    def step(self, number: int) -> Step:
+    def step(self, step_number: int) -> Step:
         """Play a group of games of each question, score and compare them, and learn."""
         games = [
-            Game(question, f"{self.seed}/{number}/{place}/{member}")
-            for place, question in enumerate(islice(self.upcoming, QUESTIONS))
-            for member in range(GROUP_SIZE)
+            Game(question, f"{self.seed}/{step_number}/{question_number}/{sample_number}")
+            for question_number, question in enumerate(islice(self.upcoming, QUESTIONS))
+            for sample_number in range(GROUP_SIZE)
         ]
         play(games, self.model, self.tokenizer, self.environment)
         rewards = [score(game) for game in games]
@@ -328,11 +334,11 @@ def show(step: Step, tokenizer) -> None:
         mark = "  <- this game" if place == chosen else ""
         print(f"Eq. 16: R = {other.total:5.2f}, advantage = {step.advantages[place]:6.3f}{mark}")
     print("Eq. 17:        token     ratio  surrogate        KL    weight, of the first turn")
-    first = game.sampled.index(True)
-    # The first turn ends at a token that was not sampled.
-    from_turn_on = [*game.sampled[first:], False]
-    length = from_turn_on.index(False)
-    for place in range(first, first + length):
+    # The first turn ends before the next token that was not sampled, or at the end of the game.
+    first = end = game.sampled.index(True)
+    while end < len(game.tokens) and game.sampled[end]:
+        end += 1
+    for place in range(first, end):
         # The row of the game in the second mini-batch. Column t of the loss belongs to token t + 1.
         at = (chosen - MINI_BATCH, place - 1)
         numbers = [part[at].item() for part in (loss.ratio, loss.surrogate, loss.kl, loss.weights)]
