@@ -42,19 +42,19 @@ def normalise(text: str) -> str:
     """The text as it is compared: texts with the same normal form are equal."""
     plain = plain_characters(text).casefold()
     text = plain
-    for rule in RULES:
-        text = rule.apply(text)
+    for substitution in SUBSTITUTIONS:
+        text = substitution.apply(text)
     # Articles go, but the "a" of "5+a" stays, because the word is "5+a".
     words = " ".join(word for word in text.split() if word not in ARTICLES)
     return words or plain.strip(AROUND) or plain.strip()
 
 
 @dataclass(frozen=True)
-class Rule:
+class Substitution:
     """A step of the normalisation: everywhere in a text, what matches `pattern` becomes `replacement`.
 
-    `changes` has an example before and after the rule, and `keeps` a text that the rule does not change. A
-    test applies each rule to its examples.
+    `changes` has an example before and after the step, and `keeps` a text that the step does not change. A
+    test applies each step to its examples.
     """
 
     changes: tuple[str, str]
@@ -63,7 +63,7 @@ class Rule:
     keeps: str = ""
 
     def apply(self, text: str) -> str:
-        """The text after the rule."""
+        """The text after the step."""
         return re.sub(self.pattern, self.replacement, text)
 
 
@@ -90,46 +90,48 @@ AFTER_A_NAME = f"{AFTER_NAME_AND_SIGN}|{AFTER_TWO_PLUSES}"
 # point (..5), and a # after a word (c#).
 MARK = r"(?:[!\"%&'()*?@[\\\]_`{|}~]|\.(?!\d)|(?<=\.)\.|(?<!\w)#)"
 
-RULES = (
+SUBSTITUTIONS = (
     # Write comparisons, powers, abbreviations and numbers in one way.
-    Rule(("x <= 5", "x ≤ 5"), "<=", "≤"),
-    Rule(("x >= 5", "x ≥ 5"), ">=", "≥"),
-    Rule(("x != 5", "x ≠ 5"), "!=", "≠"),
-    Rule(("x == 5", "x = 5"), "==", "="),
-    Rule(("$5", "5"), r"\$"),
-    Rule(("red \n blue", "red blue"), r"\s+", " "),
-    Rule((" red ", "red"), "^ | $"),
-    Rule(("u.s. yes!", "us yes"), rf"(?<={LETTER})[.!?\"]+"),
+    Substitution(("x <= 5", "x ≤ 5"), "<=", "≤"),
+    Substitution(("x >= 5", "x ≥ 5"), ">=", "≥"),
+    Substitution(("x != 5", "x ≠ 5"), "!=", "≠"),
+    Substitution(("x == 5", "x = 5"), "==", "="),
+    Substitution(("$5", "5"), r"\$"),
+    Substitution(("red \n blue", "red blue"), r"\s+", " "),
+    Substitution((" red ", "red"), "^ | $"),
+    Substitution(("u.s. yes!", "us yes"), rf"(?<={LETTER})[.!?\"]+"),
     # The prime of x' stays.
-    Rule(("it's", "its"), rf"(?<={LETTER}{LETTER})'+", keeps="x'-1"),
-    Rule(("x ** 2", "x^2"), rf"{AFTER_OPERAND}( ?)\*\*\1{BEFORE_OPERAND}", "^", keeps="**paris**."),
+    Substitution(("it's", "its"), rf"(?<={LETTER}{LETTER})'+", keeps="x'-1"),
+    Substitution(("x ** 2", "x^2"), rf"{AFTER_OPERAND}( ?)\*\*\1{BEFORE_OPERAND}", "^", keeps="**paris**."),
     # Commas between thousands, also as written in India.
-    Rule(("1,234 1,00,000", "1234 100000"), r"(?<=\d),(?=(?:\d\d,){0,4}\d{3}(?!\d))", keeps="1,23"),
+    Substitution(("1,234 1,00,000", "1234 100000"), r"(?<=\d),(?=(?:\d\d,){0,4}\d{3}(?!\d))", keeps="1,23"),
     # Drop the blanks around operators that join two operands, and the opening brackets after / = ^. Otherwise
     # a later rule would turn the bracket of 2^(-1) into a blank. The closing brackets are dropped last.
-    Rule(("x = 1 / (3)", "x=1/3)"), rf" ?([/=^]){OPENING}*", r"\1"),
-    Rule(("2xy + 3", "2xy+3"), rf"{AFTER_OPERAND} \+ {BEFORE_OPERAND}", "+"),
+    Substitution(("x = 1 / (3)", "x=1/3)"), rf" ?([/=^]){OPENING}*", r"\1"),
+    Substitution(("2xy + 3", "2xy+3"), rf"{AFTER_OPERAND} \+ {BEFORE_OPERAND}", "+"),
     # Drop the plus of a positive number.
-    Rule(("+5", "5"), rf"^\+{BEFORE_NUMBER}", keeps="x+5"),
-    Rule(("1e+5", "1e5"), rf"(?<=\de)\+{BEFORE_NUMBER}"),
-    Rule(("it is +5", "it is 5"), rf"({WORD} )\+{BEFORE_NUMBER}", r"\1", keeps="x +5"),
+    Substitution(("+5", "5"), rf"^\+{BEFORE_NUMBER}", keeps="x+5"),
+    Substitution(("1e+5", "1e5"), rf"(?<=\de)\+{BEFORE_NUMBER}"),
+    Substitution(("it is +5", "it is 5"), rf"({WORD} )\+{BEFORE_NUMBER}", r"\1", keeps="x +5"),
     # Drop hyphens (covid-19), dashes and the marks of ranges. The marks - that remain are minus signs.
-    Rule(("covid-19", "covid19"), rf"({WORD})-+(?=\w)", r"\1", keeps="x-1"),
-    Rule(("x-ray", "xray"), rf"(?<=\w)-+(?={WORD})", keeps="x-sin y"),
-    Rule(("world war ii - 1939", "world war ii 1939"), rf"({WORD} )-+ ", r"\1", keeps="x - 1"),
-    Rule(("1939 - world war ii", "1939 world war ii"), rf"(?<!\S)-+ (?={WORD})", keeps="1939 - x"),
-    Rule(("18-20", "18 20"), rf"(?<![\w.^])({NUMBER})%? ?-+ ?{BEFORE_NUMBER}", r"\1 ", keeps="x^2-1"),
+    Substitution(("covid-19", "covid19"), rf"({WORD})-+(?=\w)", r"\1", keeps="x-1"),
+    Substitution(("x-ray", "xray"), rf"(?<=\w)-+(?={WORD})", keeps="x-sin y"),
+    Substitution(("world war ii - 1939", "world war ii 1939"), rf"({WORD} )-+ ", r"\1", keeps="x - 1"),
+    Substitution(("1939 - world war ii", "1939 world war ii"), rf"(?<!\S)-+ (?={WORD})", keeps="1939 - x"),
+    Substitution(("18-20", "18 20"), rf"(?<![\w.^])({NUMBER})%? ?-+ ?{BEFORE_NUMBER}", r"\1 ", keeps="x^2-1"),
     # Drop the blanks around signs and comparisons, and the opening brackets after them. A sign that belongs
     # to a name, as in disney+ or c++, keeps the blank after it.
-    Rule(("5 - x", "5- x"), rf"(?<!{LETTER})(?<!\+) (?={SIGN})", keeps="c++ < d"),
-    Rule(("x - 1", "x- 1"), rf"({SYMBOL}) (?={SIGN})", r"\1", keeps="it is < 5"),
-    Rule(("x- (1)", "x-1)"), rf"(?<={SIGN})(?!{AFTER_A_NAME}){OPENING}+", keeps="disney+ and c++ language"),
+    Substitution(("5 - x", "5- x"), rf"(?<!{LETTER})(?<!\+) (?={SIGN})", keeps="c++ < d"),
+    Substitution(("x - 1", "x- 1"), rf"({SYMBOL}) (?={SIGN})", r"\1", keeps="it is < 5"),
+    Substitution(
+        ("x- (1)", "x-1)"), rf"(?<={SIGN})(?!{AFTER_A_NAME}){OPENING}+", keeps="disney+ and c++ language"
+    ),
     # Marks that separate become blanks.
-    Rule(("red,blue", "red blue"), "[,:;]", " "),
-    Rule(("f(-1)", "f -1)"), r"[*({\[](?=[-+])", " "),
-    Rule(("5*300", "5 300"), rf"(?<=\d){MARK}+{BEFORE_NUMBER}", " "),
+    Substitution(("red,blue", "red blue"), "[,:;]", " "),
+    Substitution(("f(-1)", "f -1)"), r"[*({\[](?=[-+])", " "),
+    Substitution(("5*300", "5 300"), rf"(?<=\d){MARK}+{BEFORE_NUMBER}", " "),
     # All other marks without a value vanish.
-    Rule(("(b) 5%", "b 5"), MARK, keeps="c# 3.14"),
+    Substitution(("(b) 5%", "b 5"), MARK, keeps="c# 3.14"),
 )
 
 

@@ -11,7 +11,7 @@ import pytest
 from prompt_r1.data.files import load_questions
 from prompt_r1.evaluation.official import official_form, official_scores
 from prompt_r1.f1 import exact_match, f1, substring_match
-from prompt_r1.normalise import RULES, Rule, normalise
+from prompt_r1.normalise import SUBSTITUTIONS, Substitution, normalise
 from tests.support.paths import PUBLISHED, ROOT
 
 # Independent of the code under test: no regular expressions, no translate, no Counter.
@@ -245,11 +245,11 @@ def test_blanks_around_operators_never_count_and_operators_always_do() -> None:
         assert normalise(text) != normalise(formula([other, *operators[1:]], terms)), text
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.changes[0])
-def test_each_rule_does_what_its_examples_say(rule: Rule) -> None:
-    before, after = rule.changes
-    assert rule.apply(before) == after
-    assert rule.apply(rule.keeps) == rule.keeps
+@pytest.mark.parametrize("step", SUBSTITUTIONS, ids=lambda step: step.changes[0])
+def test_each_substitution_does_what_its_examples_say(step: Substitution) -> None:
+    before, after = step.changes
+    assert step.apply(before) == after
+    assert step.apply(step.keeps) == step.keeps
 
 
 @pytest.mark.skipif(not PUBLISHED.exists(), reason="the published test files are absent")
