@@ -29,7 +29,7 @@ from prompt_r1.engine.cuda_graphs import CudaGraphs, DecodeGraphs, Forward
 from prompt_r1.engine.kv_cache import BlockPool, TokenSequence, allocate_pool
 from prompt_r1.engine.paged_attention import PagedBatch, upload
 from prompt_r1.engine.sampling import draw
-from prompt_r1.engine.scheduler import Job, Limits, Scheduler
+from prompt_r1.engine.scheduler import Job, Scheduler, StepLimits
 from prompt_r1.errors import AgentUnusable
 from prompt_r1.model.policy import Policy
 from prompt_r1.types import Completion
@@ -73,7 +73,7 @@ class Engine:
         if self._pool.flash:  # Without FlashAttention, a forward cannot be captured.
             self._forward = CompiledForward(policy)
             self._graphs = DecodeGraphs(self._forward, self._pool, longest=max_tokens, capture=CudaGraphs())
-        self._limits = Limits(max_sequences, PREFILL_TOKENS[policy.device.type])
+        self._limits = StepLimits(max_sequences, PREFILL_TOKENS[policy.device.type])
         self._scheduler = Scheduler(self._pool, self._limits)
         self._sequence_numbers = itertools.count()
         self._loop: asyncio.Task[None] | None = None
@@ -169,7 +169,7 @@ class Engine:
         try:
             drawn = self._compute(counts)
         except torch.OutOfMemoryError:
-            if scheduler.limits == Limits(1, 1):
+            if scheduler.limits == StepLimits(1, 1):
                 raise
         if drawn is None:
             # Memory ran out. The cache is freed here and not in the handler, because the exception, which
@@ -186,7 +186,7 @@ class Engine:
         From now on, half as many jobs run as did in this step, with half of the prompt tokens.
         """
         scheduler = self._scheduler
-        limits = Limits(len(scheduler.running), scheduler.limits.prompt_tokens).halved()
+        limits = StepLimits(len(scheduler.running), scheduler.limits.prompt_tokens).halved()
         scheduler.limits = limits
         scheduler.drop_cache()
         torch.cuda.empty_cache()  # This has no effect on a CPU.

@@ -63,21 +63,21 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Limits:
+class StepLimits:
     """The most that a step computes."""
 
     sequences: int  # the most running jobs
     prompt_tokens: int
 
-    def halved(self) -> "Limits":
+    def halved(self) -> "StepLimits":
         """Half of each limit, but at least 1."""
-        return Limits(max(1, self.sequences // 2), max(1, self.prompt_tokens // 2))
+        return StepLimits(max(1, self.sequences // 2), max(1, self.prompt_tokens // 2))
 
 
 class Scheduler:
     """Waiting and running jobs, and the sequences that hold blocks."""
 
-    def __init__(self, pool: BlockPool, limits: Limits) -> None:
+    def __init__(self, pool: BlockPool, limits: StepLimits) -> None:
         self.limits = limits  # The engine lowers them when memory runs out.
         self.running: list[Job] = []  # the oldest sequence first
         self.waiting: list[Job] = []  # the oldest sequence first

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from prompt_r1.engine.kv_cache import TokenSequence
-from prompt_r1.engine.scheduler import Job, Limits, Scheduler, common_prefix_length
+from prompt_r1.engine.scheduler import Job, Scheduler, StepLimits, common_prefix_length
 from tests.support import tiny
 
 
@@ -65,7 +65,7 @@ def decoding_jobs(scheduler: Scheduler, lengths: list[int], loop: asyncio.Abstra
 
 def scheduler_of(*, blocks: int, prefill_tokens: int = 100) -> Scheduler:
     pool = tiny.pool(blocks=blocks, block_size=4)
-    return Scheduler(pool, Limits(16, prefill_tokens))
+    return Scheduler(pool, StepLimits(16, prefill_tokens))
 
 
 def test_the_newest_waiting_game_loses_its_blocks_first(loop):

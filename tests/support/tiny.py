@@ -16,7 +16,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from prompt_r1.engine.engine import Engine
 from prompt_r1.engine.kv_cache import BlockPool
 from prompt_r1.engine.model_check import eager_attention
-from prompt_r1.engine.scheduler import Limits
+from prompt_r1.engine.scheduler import StepLimits
 from prompt_r1.environments.environment import NO_GAME
 from prompt_r1.environments.sources import Caller
 from prompt_r1.errors import EnvError
@@ -121,7 +121,7 @@ def engine(
         max_sequences=max_sequences,
         pool=BlockPool(policy, blocks=blocks, block_size=size),
     )
-    made._limits = Limits(max_sequences, prefill_tokens)
+    made._limits = StepLimits(max_sequences, prefill_tokens)
     return made
 
 
