@@ -1,10 +1,11 @@
 """One or several environments behind `ask`.
 
-A call has three steps. Each step calls the next:
+A call has four steps. Each step calls the next:
 
-    ask       draw the environment of the question, and take the reply from the journal if it is there
-    _send     send requests, and back off after each failure, until there is a reply
-    request   reserve the cost in the budget, let the source make one attempt, and charge what it cost
+    ask         draw the environment of the question, and wait for an equal call that is sent already
+    _reply_to   take the reply from the journal if it is there
+    _send       send requests, and back off after each failure, until there is a reply
+    request     reserve the cost in the budget, let the source make one attempt, and charge what it cost
 
 A source is a server (endpoint.py), a model in this process (local.py) or an object of the user (own.py).
 
