@@ -59,6 +59,11 @@ class State:
         """The last step whose update is in the weights."""
         return int(self.metrics["step"])
 
+    @property
+    def is_validated(self) -> bool:
+        """Whether the agent of this step was validated."""
+        return "val/n" in self.metrics
+
 
 def save_checkpoint(
     run: Path, state: State, policy: Policy, optimizer: Optimizer, config: AgentConfig, ranks: Ranks

@@ -64,8 +64,7 @@ class Record:
         # If a stopped run is resumed with fewer steps, `step` may be above --steps.
         is_due = step >= config.steps or step % config.save_every == 0
         metrics = dict(self.state.metrics)
-        is_validated = "val/n" in metrics
-        if is_due and config.val_data and not is_validated:
+        if is_due and config.val_data and not self.state.is_validated:
             metrics |= self.validate()
             add_spending(metrics, run.environment, run.ranks)
         with run.ranks.shared_errors():

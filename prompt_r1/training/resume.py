@@ -106,8 +106,7 @@ def trim_run(run: Path, state: State) -> None:
     its table are removed too.
     """
     trained = state.trained_step
-    is_validated = "val/n" in state.metrics
-    last_kept = {"step": trained, "validation": trained if is_validated else trained - 1}
+    last_kept = {"step": trained, "validation": trained if state.is_validated else trained - 1}
     for path in (run / "trajectories").glob("*.jsonl"):
         # The kind and number of validation-000012-rank0.jsonl are "validation" and 12.
         match = re.match(r"(step|validation)-(\d+)-", path.name)
