@@ -58,6 +58,11 @@ def remove_leftovers(parent: Path) -> None:
     shutil.rmtree(parent / TEMPORARY, ignore_errors=True)
 
 
+def is_leftover(name: str) -> bool:
+    """Whether a killed writer left the file or folder of this name, which the next writer removes."""
+    return name == TEMPORARY or name.endswith(REPLACED)
+
+
 def _sync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:

@@ -25,6 +25,7 @@ from prompt_r1.model.sharding import weight_norm
 from prompt_r1.pair.agent import load_agent
 from prompt_r1.pair.named_agent import resolve_agent
 from prompt_r1.programs.files import make_folder
+from prompt_r1.programs.folders import is_leftover
 from prompt_r1.programs.progress import progress_bar
 from prompt_r1.protocol import Codec
 from prompt_r1.settings.agent import AgentConfig
@@ -79,8 +80,7 @@ def fine_tune_agent(
 def _is_fine_tuning(folder: Path) -> bool:
     """Whether a fine-tuning, perhaps a killed one, wrote all files in a folder."""
     names = {path.name for path in folder.iterdir()}
-    # A kill leaves folders that end with .tmp (programs/folders.py).
-    return all(name in ("metrics.jsonl", "agent") or name.endswith(".tmp") for name in names)
+    return all(name in ("metrics.jsonl", "agent") or is_leftover(name) for name in names)
 
 
 def within_cutoff(examples: Sequence[Trajectory], cutoff: int, codec: Codec) -> list[Trajectory]:
