@@ -5,6 +5,7 @@ without a limit, as its authors' code makes.
 """
 
 import math
+from dataclasses import dataclass
 
 from prompt_r1.environments.asking import request_of
 from prompt_r1.environments.sources import limit_in
@@ -20,6 +21,18 @@ from prompt_r1.spending import Spending
 from prompt_r1.training.dry_run import Case, Estimate, cases_of, mean_bytes, prices_of_cases, shown_estimate
 from prompt_r1.types import GameSettings
 
+
+@dataclass(frozen=True)
+class SearchLengths:
+    """The tokens of the texts of a search for prompts."""
+
+    prompt: int  # the prompt before each question
+    optimizer_reads: int
+    optimizer_writes: int
+
+
+# By the name of the case:
+SEARCH_LENGTHS = {"likely": SearchLengths(100, 1000, 250), "high": SearchLengths(2000, 20_000, 2000)}
 # In the high estimate, half of all calls go to the optimiser. This happens if most of its proposals cannot be
 # used, because then the environment is not asked.
 HIGHEST_SHARE = 0.5
@@ -62,7 +75,7 @@ def cost_of(evaluation: Evaluation, system: System, case: Case) -> Spending:
         return (first + second) * answers
     if method.algorithm is not None:
         # The prompt takes the place of the system message.
-        call = case.direct_call(questions, request, more=case.searched_prompt)
+        call = case.direct_call(questions, request, more=SEARCH_LENGTHS[case.name].prompt)
         return call * answers + cost_of_searches(evaluation, system, case, method.algorithm)
     games = answers
     if method.fine_tuned_on == "own games":
@@ -76,12 +89,13 @@ def cost_of_searches(evaluation: Evaluation, system: System, case: Case, algorit
     request = request_of(system.environment)
     optimizer = evaluation.config.optimizer_env or system.environment
     price = prices_of_cases([evaluation.prices[name] for name in names_of(optimizer)])[case.name]
-    optimizer_call = price.of_call(case.optimizer_reads, case.optimizer_writes)
+    lengths = SEARCH_LENGTHS[case.name]
+    optimizer_call = price.of_call(lengths.optimizer_reads, lengths.optimizer_writes)
     calls = evaluation.config.optimize_calls or algorithm.authors_calls
     share = algorithm.optimizer_share if case.name == "likely" else HIGHEST_SHARE
     optimizer_calls = round(calls * share)
     spent = Spending()
     for data in data_of_searches(evaluation.questions, evaluation.data).values():
-        call = case.direct_call(data.train, request, more=case.searched_prompt)
+        call = case.direct_call(data.train, request, more=lengths.prompt)
         spent += call * (calls - optimizer_calls) + optimizer_call * optimizer_calls
     return spent

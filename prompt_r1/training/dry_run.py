@@ -49,10 +49,6 @@ class Case:
     reply: int
     bytes_per_token: int
     price: Price
-    # Of a search for prompts (evaluate.py):
-    searched_prompt: int  # the prompt before each question
-    optimizer_reads: int
-    optimizer_writes: int
 
     def tokens(self, text: str) -> int:
         """The tokens of a text."""
@@ -92,9 +88,6 @@ def cases_of(
             reply=min(REPLY, longest),
             bytes_per_token=4,
             price=price["likely"],
-            searched_prompt=100,
-            optimizer_reads=1000,
-            optimizer_writes=250,
         ),
         Case(
             "high",
@@ -103,9 +96,6 @@ def cases_of(
             reply=longest,
             bytes_per_token=3,
             price=price["high"],
-            searched_prompt=2000,
-            optimizer_reads=20_000,
-            optimizer_writes=2000,
         ),
     ]
 
