@@ -171,9 +171,11 @@ def test_a_wrong_answer_is_marked_wrong_by_the_rules_of_its_kind():
 def test_the_tables_of_the_test_are_shown(run, tmp_path):
     copy = shutil.copytree(run, tmp_path / "run")
     table = markdown_table(["method", "EM"], [["**a|b**", "0.9"]])
-    text = f"{table}\n\nEM of a free text is 0.\n"
-    (copy / "test.md").write_text(text)
-    assert f'<pre class="scroll">{text}</pre>' in write_report(copy).read_text("utf-8")
+    (copy / "test.md").write_text(f"{table}\n\nEM of a free text is 0.\n")
+    page = write_report(copy).read_text("utf-8")
+    assert re.findall("<td>(.*?)</td>", page) == ["method", "EM", "a|b", "0.9"]
+    # A bug: the note below the table was a row of it, without its first and last letter.
+    assert '<p class="muted">EM of a free text is 0.</p>' in page
 
 
 def test_a_curve_has_the_points_of_its_metric_between_the_ends_of_the_axis(run):
